@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from benchmarks.gym_collector import uv_cache
 from benchmarks.trees import Trees
-from gymgate.api import load_catalog
-from gymgate.runtime.environment import installer_env
-from gymgate.runtime.installer import find_uv
-from gymgate.runtime.interpreters import find_interpreters
+from gymgate.gym.by_name import load_catalog
+from gymgate.gym.runtime.environment import installer_env
+from gymgate.gym.runtime.installer import find_uv
+from gymgate.gym.runtime.interpreters import find_interpreters
 
 if TYPE_CHECKING:
     from gymgate.integrations.verifiers.evaluation import TimedCounts

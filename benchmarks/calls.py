@@ -89,8 +89,8 @@ def _await_file(path: Path) -> bytes:
 
 async def count(url: str, rollouts: int, counts: Path) -> list[dict[str, dict[str, int]]]:
     """Return, for each rollout, the calls of either process."""
-    from gymgate.api import load_catalog
-    from gymgate.config import HTTPEndpoint, StackConfig
+    from gymgate.core.config import HTTPEndpoint, StackConfig
+    from gymgate.gym.by_name import load_catalog
     from gymgate.stack import acquire
 
     row = json.loads(load_catalog().find(ENVIRONMENT).data_file().path.read_text().splitlines()[0])

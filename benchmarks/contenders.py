@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from benchmarks.machine import descendants, pss_mb
-from gymgate.catalog import Catalog
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint, StackConfig
-from gymgate.runtime import Runtime
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint, StackConfig
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.runtime import Runtime
 from gymgate.stack import Stack
 from gymgate.stack.containers import Containers
 from gymgate.stack.environment import RunningEnvironment, StackContext

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gymgate.config import EnvironmentConfig
-from gymgate.preparation import PrepareConfig, prepare
+from gymgate.core.config import EnvironmentConfig
+from gymgate.gym.preparation import PrepareConfig, prepare
 
 Row = dict[str, Any]
 

@@ -31,9 +31,9 @@ from benchmarks.engine.server import MODEL, vllm_server
 from benchmarks.machine import describe, print_table
 from benchmarks.progress import Steps, say
 from gymgate import open_rows
-from gymgate.config import RolloutLimits, StackConfig
+from gymgate.core.config import RolloutLimits, StackConfig
 from gymgate.integrations.training.rollouts import RolloutRunner
-from gymgate.rollout import Rollout
+from gymgate.rollouts import Rollout
 from gymgate.tokens import Engine, TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import (

@@ -30,7 +30,7 @@ from aiohttp import web
 from benchmarks.litellm_proxy import litellm_proxy
 from benchmarks.machine import describe, print_table
 from benchmarks.progress import Steps
-from gymgate.config import HTTPEndpoint
+from gymgate.core.config import HTTPEndpoint
 from gymgate.gateway.limits import relax_collector
 from gymgate.gateway.server import Gateway
 

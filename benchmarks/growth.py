@@ -27,10 +27,10 @@ from benchmarks.contenders import memory_mb
 from benchmarks.machine import describe, print_table, pss_mb
 from benchmarks.progress import Steps, say
 from benchmarks.scripted_policy import scripted_policy
-from gymgate.config import HTTPEndpoint, StackConfig
-from gymgate.dataset import RowFile
+from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
+from gymgate.rollouts import RowFile
 from gymgate.stack import acquire
 
 ENVIRONMENTS = (

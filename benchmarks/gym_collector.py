@@ -22,13 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.machine import free_port, pss_mb, session_pids
-from gymgate.catalog import Catalog
-from gymgate.config import RuntimeConfig
-from gymgate.runtime import Runtime, clean_env, ensure_runtime
-from gymgate.runtime.environment import installer_env
-from gymgate.runtime.installer import find_uv, run_uv
-from gymgate.runtime.interpreters import numbered_commands, text
-from gymgate.runtime.lockfile import PYTHON_FLOOR
+from gymgate.core.config import RuntimeConfig
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.runtime import Runtime, clean_env, ensure_runtime
+from gymgate.gym.runtime.environment import installer_env
+from gymgate.gym.runtime.installer import find_uv, run_uv
+from gymgate.gym.runtime.interpreters import numbered_commands, text
+from gymgate.gym.runtime.lockfile import PYTHON_FLOOR
 
 ENVIRONMENT = "example_single_tool_call"
 SHARED = (

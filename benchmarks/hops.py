@@ -28,7 +28,7 @@ from benchmarks.contenders import Run
 from benchmarks.machine import cpu_s, descendants, describe, print_table
 from benchmarks.progress import Steps
 from benchmarks.rollouts import contenders
-from gymgate.config import RuntimeConfig
+from gymgate.core.config import RuntimeConfig
 
 PARTS = ["whole", "before call 1", "policy", "between the calls", "policy", "after call 2"]
 CALLS = 2

@@ -22,7 +22,7 @@ from benchmarks.contenders import ENVIRONMENT
 from benchmarks.delayed_policy import delayed_policy, row_with
 from benchmarks.machine import describe, free_port, numbers, print_table
 from gymgate import open_rows
-from gymgate.config import HTTPEndpoint, RayCluster, StackConfig
+from gymgate.core.config import HTTPEndpoint, RayCluster, StackConfig
 from gymgate.stack import acquire
 
 CALLS = 2

@@ -26,9 +26,9 @@ from benchmarks.gym_collector import stock_stack
 from benchmarks.machine import describe, numbers, print_table
 from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
-from gymgate.catalog import Catalog
-from gymgate.config import HTTPEndpoint, ReplayEndpoint, RuntimeConfig, StackConfig
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, RuntimeConfig, StackConfig
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.stack import acquire
 
 STOCK = "NeMo Gym's own collector (`gym eval run`)"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gymgate import acquire
-from gymgate.config import EnvironmentConfig, StackConfig
-from gymgate.rollout import Rollout
+from gymgate.core.config import EnvironmentConfig, StackConfig
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack
 
 CONFIG = Path(__file__).parents[1] / "examples/own_sandbox/resources_servers/fix_repo/configs/fix_repo.yaml"

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gymgate.config import Dialect
+from gymgate.core.config import Dialect
 from gymgate.gateway.dialects import encode_stream
 
 ARGUMENTS = '{"city": "San Francisco"}'

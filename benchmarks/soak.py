@@ -38,9 +38,9 @@ from aiohttp import web
 
 from benchmarks.machine import descendants, describe, pss_mb
 from benchmarks.soak_work import ENGINE, Policies, Work, strange_requests
-from gymgate.config import RuntimeConfig, StackConfig
-from gymgate.errors import StackLostError, StackStartError
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import RuntimeConfig, StackConfig
+from gymgate.core.errors import StackLostError, StackStartError
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
 
 WITH_TOOLS = ("example_single_tool_call", "example_session_state_mgmt", "example_multi_step")

@@ -16,8 +16,8 @@ from aiohttp import web
 
 from benchmarks.engine.server import MODEL
 from benchmarks.scripted_policy import chat_answer, responses_answer
-from gymgate.config import HTTPEndpoint, RolloutLimits
-from gymgate.rollout import Rollout
+from gymgate.core.config import HTTPEndpoint, RolloutLimits
+from gymgate.rollouts import Rollout
 from gymgate.stack import Policy
 
 HALF = "\ud83d"

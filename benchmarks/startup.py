@@ -51,8 +51,8 @@ from benchmarks.machine import descendants, describe, numbers, print_table
 from benchmarks.progress import Steps, say
 from benchmarks.scripted_policy import scripted_policy
 from benchmarks.trees import Trees
-from gymgate.api import load_catalog
-from gymgate.config import ReplayEndpoint, StackConfig
+from gymgate.core.config import ReplayEndpoint, StackConfig
+from gymgate.gym.by_name import load_catalog
 from gymgate.stack import Stack, acquire
 
 Add = Callable[[str, int, float], None]
@@ -65,7 +65,7 @@ EXPECTED_S = {"gymgate": (25, 5), "stock": (50, 10), "builtin": (0, 80)}
 
 MACHINE_WIDE = """
 import asyncio, json, sys, time
-from gymgate.config import StackConfig
+from gymgate.core.config import StackConfig
 from gymgate.stack import acquire
 async def main():
     started = time.perf_counter()

@@ -35,9 +35,9 @@ from benchmarks.engine.server import vllm_server
 from benchmarks.machine import cpu_s, descendants, describe, print_table, pss_mb
 from benchmarks.progress import Steps
 from benchmarks.realistic import in_turn
-from gymgate.catalog import Catalog
-from gymgate.config import RuntimeConfig, StackConfig
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import RuntimeConfig, StackConfig
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
 from gymgate.tokens import Sample, TokenPolicy
 from gymgate.tokens.conversation import make_renderer

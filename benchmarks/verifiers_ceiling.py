@@ -29,7 +29,7 @@ from benchmarks.builtin import BUILTIN, BuiltinHome, eval_command, read_metrics
 from benchmarks.machine import describe, numbers
 from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
-from gymgate.api import load_catalog
+from gymgate.gym.by_name import load_catalog
 
 ENVIRONMENT = "example_single_tool_call"
 

@@ -23,9 +23,9 @@ from benchmarks.contenders import ENVIRONMENT, rate, stack_run
 from benchmarks.machine import cpu_s, describe, numbers, print_table
 from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
-from gymgate.catalog import Catalog
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, RuntimeConfig, StackConfig
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, RuntimeConfig, StackConfig
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
 
 CALLS = 2

@@ -10,14 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from gymgate.catalog import Environment
-from gymgate.catalog.model import PACKAGED_KINDS, Need
-from gymgate.catalog.shipped import load
-from gymgate.check import CheckResult
-from gymgate.check.model import Verdict
-from gymgate.check.record.files import shipped_records
-from gymgate.check.record.findings import CASE_TEXTS, Finding, FindingKind, noticed
-from gymgate.check.record.sections import ANSWERS, CASES, Section
+from gymgate.gym.catalog import Environment
+from gymgate.gym.catalog.model import PACKAGED_KINDS, Need
+from gymgate.gym.catalog.shipped import load
+from gymgate.quality import CheckResult
+from gymgate.quality.model import Verdict
+from gymgate.quality.record.files import shipped_records
+from gymgate.quality.record.findings import CASE_TEXTS, Finding, FindingKind, noticed
+from gymgate.quality.record.sections import ANSWERS, CASES, Section
 
 PROMPTS = Path(__file__).parent / "prompts.json"
 SOURCE = "https://github.com/NVIDIA-NeMo/Gym/tree/v{version}/{kind}/{name}"

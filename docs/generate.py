@@ -25,15 +25,15 @@ import index
 from pydantic import BaseModel
 
 import gymgate
-import gymgate.config
-import gymgate.errors
-from gymgate.check import CheckResult
+import gymgate.core.config
+import gymgate.core.errors
 from gymgate.cli import COMMANDS, cli
 from gymgate.cli.options import GROUPS, GroupedCommand
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.skyrl.policy import GeneratorSettings
 from gymgate.integrations.trl.spec import TRLSettings
 from gymgate.integrations.verl.worker import LoopConfig
+from gymgate.quality import CheckResult
 
 SETTINGS = {"settings": EvalOptions, "skyrl": GeneratorSettings, "trl": TRLSettings, "verl": LoopConfig}
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -46,7 +46,7 @@ def config_table(cls: type[BaseModel], title: str = "field") -> str:
     for name, field in fields:
         value = field.get_default(call_default_factory=True)
         default = "required" if field.is_required() else f"`{value!r}`"
-        if isinstance(value, gymgate.config.Config):
+        if isinstance(value, gymgate.core.config.Config):
             arguments = ", ".join(
                 f"{key}={item!r}" for key, item in value.model_dump(exclude_defaults=True).items()
             )
@@ -58,7 +58,7 @@ def config_table(cls: type[BaseModel], title: str = "field") -> str:
 
 
 def errors_tree() -> str:
-    doc = inspect.cleandoc(gymgate.errors.__doc__ or "")
+    doc = inspect.cleandoc(gymgate.core.errors.__doc__ or "")
     tree = doc.partition("\n\n")[2].partition("\n\nA failed")[0]
     return f"```text\n{textwrap.dedent(tree)}\n```\n"
 
@@ -214,7 +214,7 @@ def render(name: str) -> str:
     found = getattr(gymgate, name)
     if not inspect.isclass(found):
         return function_text(f"gymgate.{name}", found)
-    if issubclass(found, gymgate.config.Config):
+    if issubclass(found, gymgate.core.config.Config):
         return config_table(found)
     return record_table(found) if is_dataclass(found) or issubclass(found, BaseModel) else class_text(found)
 

@@ -18,11 +18,11 @@ from environment_pages import described, environment_of, licences, page_of, repr
 from pydantic import Field
 
 import gymgate
-from gymgate.check import CheckResult, Verdict
-from gymgate.check.record.files import shipped_records
-from gymgate.check.record.findings import FindingKind, noticed
-from gymgate.check.record.sections import OracleReason
-from gymgate.config import Config
+from gymgate.core.config import Config
+from gymgate.quality import CheckResult, Verdict
+from gymgate.quality.record.files import shipped_records
+from gymgate.quality.record.findings import FindingKind, noticed
+from gymgate.quality.record.sections import OracleReason
 
 LABS = ("benchmarks.html#", "test-matrix.html#", "agreement.html#")
 """Headings of the pages on what was measured and tried."""

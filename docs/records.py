@@ -21,12 +21,12 @@ from typing import Any
 
 from environment_pages import PROMPTS
 
-import gymgate.check.record.files as files
-from gymgate.api import load_catalog
-from gymgate.check import CheckResult
-from gymgate.check.recordings import packaged_rows
-from gymgate.config import RuntimeConfig
+import gymgate.quality.record.files as files
+from gymgate.core.config import RuntimeConfig
 from gymgate.gateway.replay.conversation import blocks_of, items_of
+from gymgate.gym.by_name import load_catalog
+from gymgate.quality import CheckResult
+from gymgate.quality.recordings import packaged_rows
 
 SHOWN = 1500
 """Characters of a prompt."""

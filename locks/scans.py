@@ -9,11 +9,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from gymgate.catalog import Catalog, Environment, shipped
-from gymgate.catalog.model import AGENT_KIND
-from gymgate.catalog.scan import Scanner, images_of_rows
-from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import SUPPORTED_NEMO_GYM, RuntimeConfig
+from gymgate.gym.catalog import Catalog, Environment, shipped
+from gymgate.gym.catalog.model import AGENT_KIND
+from gymgate.gym.catalog.scan import Scanner, images_of_rows
+from gymgate.gym.runtime import ensure_runtime
 
 
 def fresh_scan(site: Path) -> list[Environment]:

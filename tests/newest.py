@@ -12,8 +12,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from gymgate.config import DEFAULT_NEMO_GYM
-from gymgate.runtime.installer import run_uv
+from gymgate.core.config import DEFAULT_NEMO_GYM
+from gymgate.gym.runtime.installer import run_uv
 
 ROOT = Path(__file__).parents[1]
 FAST = ("-m", "not gym and not heavy", "-q", "--tb=line", "-p", "no:cacheprovider")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gymgate.config import cache_dir
+from gymgate.core.config import cache_dir
 
 NAME = "SmolLM2-135M-Instruct"
 GGUF = f"{NAME}.Q4_1.gguf"

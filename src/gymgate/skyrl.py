@@ -7,8 +7,8 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("gymgate"):
         raise
-    from gymgate.errors import MissingExtraError
-    from gymgate.extras import install_command
+    from gymgate.core.errors import MissingExtraError
+    from gymgate.core.extras import install_command
 
     message = f"{error.name} is not installed: {install_command('skyrl')} (SkyRL needs Python >= 3.12)"
     raise MissingExtraError(message) from error

@@ -7,8 +7,8 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("gymgate"):
         raise
-    from gymgate.errors import MissingExtraError
-    from gymgate.extras import install_command
+    from gymgate.core.errors import MissingExtraError
+    from gymgate.core.extras import install_command
 
     told = f"{error.name} is not installed: {install_command('nemogym,verl')} (verl needs Python < 3.13)"
     raise MissingExtraError(told) from error

@@ -9,7 +9,7 @@ import openai
 import pytest
 from benchmarks.engine.server import MODEL
 
-from gymgate.config import HTTPEndpoint
+from gymgate.core.config import HTTPEndpoint
 from gymgate.gateway.server import Gateway
 
 pytestmark = pytest.mark.timeout(500)  # the first test waits for the server

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: E402
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample  # noqa: E402
 
-from gymgate.errors import StackLostError  # noqa: E402
+from gymgate.core.errors import StackLostError  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
 from support.trl_rows import ENVIRONMENT, ONE_LETTER, arguments  # noqa: E402
 

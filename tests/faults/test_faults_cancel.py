@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import StackConfig
-from gymgate.rollout import Rollout
+from gymgate.core.config import StackConfig
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync, connect
 from support.ledger import all_gone, daemon_of, held, idle, program, until
 from support.pickles import crosses

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gymgate.config import CallableEndpoint, EnvironmentConfig, HTTPEndpoint, RolloutLimits, StackConfig
-from gymgate.errors import StackLostError
-from gymgate.rollout import Rollout
+from gymgate.core.config import CallableEndpoint, EnvironmentConfig, HTTPEndpoint, RolloutLimits, StackConfig
+from gymgate.core.errors import StackLostError
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire, client
 from support.faulty import FAULTS, VERIFY_FAULTS, failing, obedient, row
 from support.ledger import all_gone, held, idle

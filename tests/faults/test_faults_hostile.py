@@ -16,9 +16,9 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
-from gymgate.errors import DataError
-from gymgate.rollout import Rollout
+from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
+from gymgate.core.errors import DataError
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync
 from support.ledger import daemon_of, held, idle
 from support.stacks import ROW, call_then_answer, stack_config

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from test_faults_hangs import none_harmed
 
-from gymgate.config import RolloutLimits, StackConfig
-from gymgate.rollout import Rollout
+from gymgate.core.config import RolloutLimits, StackConfig
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire
 from support.agents import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
 from support.faulty import failing, obedient, row

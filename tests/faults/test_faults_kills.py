@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gymgate.errors import GymgateError, StackLostError, StackStartError
+from gymgate.core.errors import GymgateError, StackLostError, StackStartError
 from gymgate.stack import Stack, acquire, connect
 from support.ledger import all_gone, children, daemon_of, fork_server_of, program, until
 from support.stacks import SIMPLE, pids_of, server_pid, stack_config

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.config import RolloutLimits, cache_dir
-from gymgate.rollout import Rollout
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import RolloutLimits, cache_dir
+from gymgate.gym.runtime import ensure_runtime
+from gymgate.rollouts import Rollout
 from gymgate.stack import acquire
 from support.agents import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
 from support.ledger import Program, program

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import Catalog
-from gymgate.config import RolloutLimits
-from gymgate.dataset import open_rows
-from gymgate.rollout import Rollout
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import RolloutLimits
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.inside.forkserver import descendants
+from gymgate.gym.rows import open_rows
+from gymgate.gym.runtime import ensure_runtime
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire
-from gymgate.stack.forkserver import descendants
 from support.stacks import all_gone, pids_of, server_pid, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(600)]

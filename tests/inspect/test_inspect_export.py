@@ -12,7 +12,7 @@ from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
 from inspect_ai.model import ChatMessageAssistant
 
 from gymgate.cli.export import command
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
 from support.inspected import samples_of, score_of
 
 EARLIER = Path(__file__).parents[1] / "unit" / "earlier_run"

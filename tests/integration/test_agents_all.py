@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.stack import acquire, acquire_sync
 from support.agents import (
     ECHO,

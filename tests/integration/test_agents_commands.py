@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog.resolve import AGENTS
-from gymgate.config import EnvironmentConfig
-from gymgate.runtime import Runtime, ensure_runtime
+from gymgate.core.config import EnvironmentConfig
+from gymgate.gym.inside.resolve import AGENTS
+from gymgate.gym.runtime import Runtime, ensure_runtime
+from gymgate.gym.server_code import ServerCode
 from gymgate.stack.environment import RunningEnvironment, StackContext
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.plan import EnvironmentPlan
-from gymgate.stack.server_code import ServerCode
 from support.stacks import runtime, stack_config
 
 pytestmark = pytest.mark.gym

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import ConfigError
-from gymgate.rollout import Rollout
+from gymgate.core.config import RolloutLimits, StackConfig
+from gymgate.core.errors import ConfigError
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync
 from support.agents import (
     TOOLS,

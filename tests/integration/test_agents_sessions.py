@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import EnvironmentConfig
-from gymgate.errors import StackStartError
-from gymgate.rollout import Rollout
+from gymgate.core.config import EnvironmentConfig
+from gymgate.core.errors import StackStartError
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire
 from support.agents import STAMP, stamp_of
 from support.faulty import faulty

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gymgate.catalog import Catalog, Environment
-from gymgate.catalog.parse import ConfigProblem, ConfigReader
 from gymgate.cli import cli
-from gymgate.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, RuntimeConfig
-from gymgate.dataset import open_rows
-from gymgate.errors import ConfigError
-from gymgate.runtime import Runtime, clean_env, ensure_runtime
+from gymgate.core.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, RuntimeConfig
+from gymgate.core.errors import ConfigError
+from gymgate.gym.catalog import Catalog, Environment
+from gymgate.gym.catalog.parse import ConfigProblem, ConfigReader
+from gymgate.gym.rows import open_rows
+from gymgate.gym.runtime import Runtime, clean_env, ensure_runtime
 
 pytestmark = pytest.mark.gym
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import Catalog
-from gymgate.config import RuntimeConfig, StackConfig
-from gymgate.dataset import open_rows
-from gymgate.rollout import Rollout
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import RuntimeConfig, StackConfig
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.rows import open_rows
+from gymgate.gym.runtime import ensure_runtime
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.check import CheckRequest, CheckResult, check_all
-from gymgate.check.record.files import load_record
-from gymgate.errors import ConfigError
-from gymgate.stack.forkserver import descendants
+from gymgate.core.errors import ConfigError
+from gymgate.gym.inside.forkserver import descendants
+from gymgate.quality import CheckRequest, CheckResult, check_all
+from gymgate.quality.record.files import load_record
 from support.checks import PARIS, checked, made_in, message, recorded
 from support.faulty import RECORDED_CONFIG, with_recordings
 from support.stacks import SIMPLE

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import Catalog
-from gymgate.check import CheckRequest, CheckResult, check_all
-from gymgate.check.answers import RecordedJudge, serving
-from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
-from gymgate.dataset import open_rows
+from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.gateway.replay.backend import make_response
-from gymgate.runtime import ensure_runtime
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.inside.forkserver import descendants
+from gymgate.gym.rows import open_rows
+from gymgate.gym.runtime import ensure_runtime
+from gymgate.quality import CheckRequest, CheckResult, check_all
+from gymgate.quality.answers import RecordedJudge, serving
 from gymgate.stack import acquire
-from gymgate.stack.forkserver import descendants
 from support.stacks import LOOPBACK, listening
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it

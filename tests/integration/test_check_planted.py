@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.check import CheckResult
-from gymgate.check.record.files import load_record, record_path
-from gymgate.check.record.findings import noticed
+from gymgate.quality import CheckResult
+from gymgate.quality.record.files import load_record, record_path
+from gymgate.quality.record.findings import noticed
 from support.checks import PARIS
 from support.faulty import with_recordings
 from support.upstream import scripted_chat

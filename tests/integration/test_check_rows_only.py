@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gymgate.check.record.files import load_record, save_record
 from gymgate.cli import cli
+from gymgate.quality.record.files import load_record, save_record
 from support.checks import PARIS
 from support.faulty import with_recordings
 

@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
-from gymgate.collection.aggregate import Runs, read_runs
-from gymgate.collection.gym_rollouts import export_rollouts
-from gymgate.collection.metrics import summary_rows, task_rows
-from gymgate.dataset.row import row_key
-from gymgate.runtime import clean_env, ensure_runtime
+from gymgate.gym.runtime import clean_env, ensure_runtime
+from gymgate.rollouts.row import row_key
+from gymgate.runs.aggregate import Runs, read_runs
+from gymgate.runs.gym_rollouts import export_rollouts
+from gymgate.runs.metrics import summary_rows, task_rows
 from support.stacks import runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]

@@ -18,9 +18,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gymgate.collection.record import CollectedRollout, read_values
-from gymgate.collection.store import ROLLOUTS, run_directories
-from gymgate.serving.slurm_nodes import expand
+from gymgate.cluster.slurm_nodes import expand
+from gymgate.runs.record import CollectedRollout, read_values
+from gymgate.runs.store import ROLLOUTS, run_directories
 from support.stacks import SIMPLE, runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(900)]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.collection.record import read_values
-from gymgate.collection.store import ROLLOUTS
-from gymgate.serving.servers import gpus_here
+from gymgate.cluster.servers import gpus_here
+from gymgate.runs.record import read_values
+from gymgate.runs.store import ROLLOUTS
 from support.stacks import SIMPLE, runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(1800)]

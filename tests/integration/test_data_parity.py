@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gymgate.api import load_catalog
-from gymgate.catalog import EnvConfig
-from gymgate.config import RuntimeConfig, cache_dir
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import RuntimeConfig, cache_dir
+from gymgate.gym.by_name import load_catalog
+from gymgate.gym.catalog import EnvConfig
+from gymgate.gym.runtime import ensure_runtime
 from support.hub import Hub, serving
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(600)]

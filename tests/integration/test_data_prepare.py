@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gymgate.api import load_catalog
-from gymgate.config import EnvironmentConfig, RuntimeConfig, cache_dir
-from gymgate.dataset import open_rows
-from gymgate.errors import ConfigError, DataError, NeedMissingError, SetupError
-from gymgate.preparation import Manifest, PrepareConfig, ScriptHelp, prepare
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import EnvironmentConfig, RuntimeConfig, cache_dir
+from gymgate.core.errors import ConfigError, DataError, NeedMissingError, SetupError
+from gymgate.gym.by_name import load_catalog
+from gymgate.gym.preparation import Manifest, PrepareConfig, ScriptHelp, prepare
+from gymgate.gym.rows import open_rows
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.trl import NeMoGymSpec
 from nemo_gym_env import load_environment
 from support.hub import Hub, serving
@@ -250,7 +250,7 @@ def test_an_unreachable_hub_is_a_need(tmp_path: Path, hub: Hub, monkeypatch: pyt
 def test_packages_that_stay_missing_are_an_error(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module("gymgate.preparation.prepare")
+    module = importlib.import_module("gymgate.gym.preparation.prepare")
     lacks = {"event": "lacks", "requirements": ["no-such-package"]}
     monkeypatch.setattr(module, "run_program", lambda *args: iter([lacks]))
     monkeypatch.setattr(module, "_runtime_with", lambda config, *args: ensure_runtime(config.runtime))

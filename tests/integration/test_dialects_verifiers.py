@@ -11,7 +11,7 @@ from verifiers.v1.dialects import ChatDialect, ResponsesDialect
 from verifiers.v1.graph import prepare_turn
 from verifiers.v1.trace import AgentInfo, Trace, TraceTask
 
-from gymgate.config import Dialect
+from gymgate.core.config import Dialect
 from gymgate.gateway.dialects import ConversationMemory, translate_answer, translate_request
 
 Json = dict[str, Any]

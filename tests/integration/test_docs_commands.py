@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.config import cache_dir
+from gymgate.core.config import cache_dir
 from support.pages import command_lines
 from support.upstream import scripted_chat
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli.export import command
-from gymgate.runtime import clean_env, ensure_runtime
+from gymgate.gym.runtime import clean_env, ensure_runtime
 from support.stacks import runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]

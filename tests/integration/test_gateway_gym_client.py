@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from gymgate.gateway.server import Gateway
-from gymgate.runtime import clean_env, ensure_runtime
+from gymgate.gym.runtime import clean_env, ensure_runtime
 from support.stacks import runtime
 from support.upstream import Seen, chat_answer, upstream
 

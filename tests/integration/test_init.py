@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.api import load_catalog
 from gymgate.cli.init import TEMPLATE, write_environment
-from gymgate.config import SUPPORTED_NEMO_GYM
-from gymgate.errors import ConfigError
+from gymgate.core.config import SUPPORTED_NEMO_GYM
+from gymgate.core.errors import ConfigError
+from gymgate.gym.by_name import load_catalog
 from support.json_output import read_output
 from support.upstream import scripted_chat
 

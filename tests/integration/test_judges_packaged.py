@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import Catalog
-from gymgate.config import EnvironmentConfig, RuntimeConfig
-from gymgate.dataset import open_rows
-from gymgate.rollout import Rollout
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import EnvironmentConfig, RuntimeConfig
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.rows import open_rows
+from gymgate.gym.runtime import ensure_runtime
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire
 from gymgate.stack.ports import HeldPort
 from support.judges import MortalJudge, endpoint, saying

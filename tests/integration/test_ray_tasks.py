@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.config import RuntimeConfig
-from gymgate.runtime import ensure_runtime
-from gymgate.stack import forkserver
-from gymgate.stack.forkserver import rollout_label
+from gymgate.core.config import RuntimeConfig
+from gymgate.gym.inside import forkserver
+from gymgate.gym.inside.forkserver import rollout_label
+from gymgate.gym.runtime import ensure_runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
 

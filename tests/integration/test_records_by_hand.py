@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gymgate.check.record.files import shipped_record
-from gymgate.config import RuntimeConfig
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import RuntimeConfig
+from gymgate.gym.runtime import ensure_runtime
+from gymgate.quality.record.files import shipped_record
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(600)]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from test_agents_remote import service
 
-from gymgate.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, Routing, RuntimeConfig
-from gymgate.runtime import Runtime, ensure_runtime
+from gymgate.core.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, Routing, RuntimeConfig
+from gymgate.gym.runtime import Runtime, ensure_runtime
 from gymgate.stack import acquire
 from support.agents import (
     ECHO,

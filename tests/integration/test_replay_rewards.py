@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gymgate.catalog import Catalog
-from gymgate.config import ReplayEndpoint, RuntimeConfig, StackConfig
-from gymgate.dataset import open_rows
+from gymgate.core.config import ReplayEndpoint, RuntimeConfig, StackConfig
 from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollouts
-from gymgate.rollout import Rollout
-from gymgate.runtime import ensure_runtime
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.rows import open_rows
+from gymgate.gym.runtime import ensure_runtime
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire
 
 pytestmark = [

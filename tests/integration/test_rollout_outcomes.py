@@ -11,13 +11,13 @@ import orjson
 import pytest
 import yaml
 
-from gymgate.catalog import ServerInstance
-from gymgate.catalog.needs import policy_servers
-from gymgate.config import EnvironmentConfig, StackConfig
-from gymgate.rollout import Rollout
-from gymgate.rollout.breakdowns import AGENTS, breakdown
-from gymgate.rollout.outcome import SCORES_WITHOUT_POLICY
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import EnvironmentConfig, StackConfig
+from gymgate.gym.catalog.needs import policy_servers
+from gymgate.gym.inside.resolve import ServerInstance
+from gymgate.gym.runtime import ensure_runtime
+from gymgate.rollouts import Rollout
+from gymgate.rollouts.breakdowns import AGENTS, breakdown
+from gymgate.rollouts.outcome import SCORES_WITHOUT_POLICY
 from gymgate.stack import acquire, acquire_sync
 from support.stacks import answer, runtime, stack_config
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from gymgate.api import load_catalog
 from gymgate.cli import main
 from gymgate.cli.serve import ReplayServer
-from gymgate.collection.aggregate import read_runs
-from gymgate.collection.metrics import summary_rows
+from gymgate.gym.by_name import load_catalog
+from gymgate.runs.aggregate import read_runs
+from gymgate.runs.metrics import summary_rows
 from support.json_output import read_output
 from support.upstream import scripted_chat
 

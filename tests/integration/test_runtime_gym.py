@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.config import RuntimeConfig, StackConfig
-from gymgate.errors import SetupError
-from gymgate.runtime import clean_env, ensure_runtime, find_interpreters, find_runtime
-from gymgate.runtime.cache import cache_entries
+from gymgate.core.config import RuntimeConfig, StackConfig
+from gymgate.core.errors import SetupError
+from gymgate.gym.runtime import clean_env, ensure_runtime, find_interpreters, find_runtime
+from gymgate.gym.runtime.cache import cache_entries
 from gymgate.stack import acquire
 from support.faulty import with_recordings
 from support.json_output import read_output
@@ -97,9 +97,9 @@ def test_nemo_gyms_own_command_line_keeps_its_runtime() -> None:
     """The program that replaces gymgate holds what gymgate held: here one that waits for its input to end."""
     code = (
         "import os, sys\n"
-        "from gymgate.config import RuntimeConfig\n"
-        "from gymgate.runtime import find_runtime\n"
-        "from gymgate.runtime.held import hand_over\n"
+        "from gymgate.core.config import RuntimeConfig\n"
+        "from gymgate.gym.runtime import find_runtime\n"
+        "from gymgate.gym.runtime.held import hand_over\n"
         "assert find_runtime(RuntimeConfig())\n"
         "hand_over()\n"
         "os.execv(sys.executable, [sys.executable, '-c', 'print(flush=True); input()'])\n"

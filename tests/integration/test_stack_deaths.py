@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import CallableEndpoint
-from gymgate.errors import ServerDiedError, StackLostError, StackStartError
-from gymgate.rollout import Rollout
+from gymgate.core.config import CallableEndpoint
+from gymgate.core.errors import ServerDiedError, StackLostError, StackStartError
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire
 from support.faulty import faulty
 from support.stacks import (

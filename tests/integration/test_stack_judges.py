@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import EnvironmentConfig, RolloutLimits, StackConfig
-from gymgate.errors import NeedMissingError
-from gymgate.rollout import Rollout
+from gymgate.core.config import EnvironmentConfig, RolloutLimits, StackConfig
+from gymgate.core.errors import NeedMissingError
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync
 from gymgate.stack.ports import HeldPort
 from support.judges import Death, MortalJudge, endpoint, judged, row, saying

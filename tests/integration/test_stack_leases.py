@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import StackLostError
+from gymgate.core.errors import StackLostError
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect
 from gymgate.stack.leases import current_leases
 from support.stacks import ROW, SIMPLE, alive, all_gone, call_then_answer, pids_of, stack_config
@@ -135,7 +135,7 @@ def daemons() -> list[int]:
 FORKED = """
 import asyncio, os, sys
 from support.stacks import *
-from gymgate.errors import StackLostError
+from gymgate.core.errors import StackLostError
 from gymgate.stack import acquire, connect
 
 async def score(stack):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import Catalog
-from gymgate.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
-from gymgate.errors import ConfigError, DataError
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
+from gymgate.core.errors import ConfigError, DataError
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync
 from support.faulty import faulty
 from support.stacks import ROW, SESSIONS, SIMPLE, answer, call_then_answer, stack_config

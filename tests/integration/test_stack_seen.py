@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import StackLostError
+from gymgate.core.errors import StackLostError
 from gymgate.stack import Stack, acquire, connect
 from support.json_output import read_output
 from support.stacks import ROW, SIMPLE, all_gone, call_then_answer, pids_of, server_pid, stack_config

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from gymgate.config import (
+from gymgate.core.config import (
     CallableEndpoint,
     EnvironmentConfig,
     HTTPEndpoint,
@@ -35,7 +35,7 @@ from gymgate.config import (
     StackConfig,
     StackServer,
 )
-from gymgate.errors import ConfigError, DataError, GymgateError, StackLostError
+from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect, network
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import gymgate
-from gymgate.config import CallableEndpoint, EnvironmentConfig, RolloutLimits, StackConfig
-from gymgate.errors import ConfigError, NeedMissingError
+from gymgate.core.config import CallableEndpoint, EnvironmentConfig, RolloutLimits, StackConfig
+from gymgate.core.errors import ConfigError, NeedMissingError
 from gymgate.stack import acquire, acquire_sync
 from support.faulty import faulty
 from support.stacks import ROW, SIMPLE, call_then_answer, runtime, stack_config

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import EnvironmentConfig
-from gymgate.rollout import Rollout
+from gymgate.core.config import EnvironmentConfig
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire
 from support.faulty import faulty
 from support.stacks import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gymgate
-from gymgate.config import EnvironmentConfig
+from gymgate.core.config import EnvironmentConfig
 from support.stacks import call_then_answer, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]

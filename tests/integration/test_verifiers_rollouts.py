@@ -13,7 +13,7 @@ import verifiers.v1 as vf
 from renderers.base import load_tokenizer
 from renderers.configs import Qwen3RendererConfig
 
-from gymgate.errors import ConfigError, DataError
+from gymgate.core.errors import ConfigError, DataError
 from gymgate.integrations.verifiers.taskset import UNSCORED
 from nemo_gym_env import load_environment
 from support.scripted import COUNTER_PLAN, FINAL, ScriptedPolicy, make_tokenizer

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.config import SUPPORTED_NEMO_GYM
-from gymgate.runtime import find_interpreters
-from gymgate.runtime.installer import run_uv
+from gymgate.core.config import SUPPORTED_NEMO_GYM
+from gymgate.gym.runtime import find_interpreters
+from gymgate.gym.runtime.installer import run_uv
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = {"nemogym", "datasets", "inspect", "openenv", "otel", "parquet", "ray", "skyrl", "trl", "verl"}

@@ -10,11 +10,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from gymgate.dataset.row import make_row
 from gymgate.integrations.openenv import server as module
 from gymgate.integrations.openenv.episode import GymnasiumEpisode
 from gymgate.integrations.openenv.playable import Playable
 from gymgate.integrations.openenv.server import Game, NeMoGymAction, NeMoGymEnvironment
+from gymgate.rollouts.row import make_row
 
 ROW = make_row({"responses_create_params": {"input": "hello"}}, "rows.jsonl", 1)
 

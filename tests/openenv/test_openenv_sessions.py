@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import ConfigError, DataError, PolicyError, RolloutTimeoutError, TokenDataError
+from gymgate.core.errors import ConfigError, DataError, PolicyError, RolloutTimeoutError, TokenDataError
 from gymgate.integrations.training.rollouts import MIN_FAILED_GROUPS
 from gymgate.openenv import NeMoGymSessionFactory
 from gymgate.tokens import assemble

@@ -126,4 +126,4 @@ def test_a_stack_that_does_not_start_ends_the_worker(
     spec.settings = spec.settings.model_copy(update={"stack": stack})
     with pytest.raises(RuntimeError, match="exited during init"):
         worker.start()
-    assert "gymgate.errors." in capfd.readouterr().err
+    assert "gymgate.core.errors." in capfd.readouterr().err

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gymgate import acquire
-from gymgate.config import EnvironmentConfig
+from gymgate.core.config import EnvironmentConfig
 from support.sandboxes import CONFIG, EXAMPLE, ROWS, SOLVE, chat, no_containers, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(900)]

@@ -19,12 +19,12 @@ from click.testing import CliRunner
 
 from gymgate import acquire, acquire_sync
 from gymgate.cli import cli
-from gymgate.config import EnvironmentConfig, RolloutLimits, StackConfig
-from gymgate.runtime import containers as found_containers
-from gymgate.runtime.owners import place
+from gymgate.core.config import EnvironmentConfig, RolloutLimits, StackConfig
+from gymgate.gym.inside.forkserver import rollout_label
+from gymgate.gym.runtime import containers as found_containers
+from gymgate.gym.runtime.owners import place
 from gymgate.stack.client import Stack
 from gymgate.stack.containers import Containers
-from gymgate.stack.forkserver import rollout_label
 from support.namespaces import elsewhere
 from support.sandboxes import GIVE_UP, ROWS, SOLVE, containers, fix_repo, follows, no_containers, stack_config
 

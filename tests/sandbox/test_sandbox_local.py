@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gymgate import acquire
-from gymgate.config import EnvironmentConfig
-from gymgate.errors import ConfigError, NeedMissingError
+from gymgate.core.config import EnvironmentConfig
+from gymgate.core.errors import ConfigError, NeedMissingError
 from support.sandboxes import CONFIG, GIVE_UP, ROWS, SOLVE, fix_repo, follows, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(240)]

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from gymgate import acquire
-from gymgate.config import EnvironmentConfig
+from gymgate.core.config import EnvironmentConfig
 from gymgate.stack.client import Stack
 from support.sandboxes import EXAMPLE, REPAIRED, chat, containers, no_containers, stack_config
 

@@ -18,8 +18,8 @@ from typing import Any
 import atheris
 
 with atheris.instrument_imports(include=["gymgate.gateway"]):
-    from gymgate import codec
-    from gymgate.errors import GymgateError
+    from gymgate.core import codec
+    from gymgate.core.errors import GymgateError
     from gymgate.gateway.dialects import (
         ConversationMemory,
         encode_stream,

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gymgate.config import HTTPEndpoint, cache_dir
-from gymgate.runtime.owners import owner
+from gymgate.core.config import HTTPEndpoint, cache_dir
+from gymgate.gym.inside.forkserver import descendants
+from gymgate.gym.runtime.owners import owner
 from gymgate.stack import Stack, acquire
-from gymgate.stack.forkserver import descendants
 from gymgate.stack.paths import base_directory
 from support.faulty import faulty
 from support.stacks import ROW, call_then_answer, pids_of, stack_config

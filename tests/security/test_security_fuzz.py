@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymgate.errors import ConfigError, PolicyError
+from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.dialects import ConversationMemory, translate_request
 from gymgate.gateway.dialects.reading import fault_of

@@ -7,8 +7,8 @@ import re
 import aiohttp
 import pytest
 
+from gymgate.gym.inside.forkserver import descendants
 from gymgate.stack import acquire
-from gymgate.stack.forkserver import descendants
 from support.stacks import LOOPBACK, listening, pids_of, stack_config
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.runtime import clean_env, ensure_runtime
+from gymgate.gym.inside.forkserver import descendants
+from gymgate.gym.runtime import clean_env, ensure_runtime
 from gymgate.stack import acquire
-from gymgate.stack.forkserver import descendants
 from support.stacks import LOOPBACK, alive, listening, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(300)]

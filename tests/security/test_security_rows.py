@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import ConfigError, DataError
+from gymgate.core.errors import ConfigError, DataError
 from gymgate.stack import Stack, acquire
 from support.stacks import ROW, SIMPLE, call_then_answer, stack_config
 

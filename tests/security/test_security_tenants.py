@@ -47,7 +47,7 @@ if __name__ == "__main__":
 TENANT = """
 import asyncio, sys
 from support.stacks import *
-from gymgate.config import HTTPEndpoint
+from gymgate.core.config import HTTPEndpoint
 from gymgate.stack import acquire
 
 name, environment, url, version = sys.argv[1:]

@@ -29,7 +29,7 @@ from skyrl.train.trainer import RayPPOTrainer
 from skyrl.train.utils.trainer_utils import build_dataloader, validate_generator_output
 
 import gymgate
-from gymgate.errors import ConfigError, PolicyError
+from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.skyrl import GeneratorSettings, NeMoGymDataset, NeMoGymGenerator
 from gymgate.tokens import TokenTurn
 from support.agents import environment_with_forgetful_agent

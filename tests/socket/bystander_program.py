@@ -14,9 +14,9 @@ from typing import Any
 
 import uvloop
 
-from gymgate.errors import PolicyError
-from gymgate.http_client import HTTPClient, Request
-from gymgate.json_server import JSONServer
+from gymgate.core.errors import PolicyError
+from gymgate.core.http_client import HTTPClient, Request
+from gymgate.core.json_server import JSONServer
 
 
 def peak_mib() -> float:

@@ -15,13 +15,13 @@ import sys
 import zlib
 from pathlib import Path
 
-from gymgate.collection.collector import Collector
-from gymgate.collection.pace import Pace
-from gymgate.collection.plan import Identity, PlannedRollout, RolloutPlan
-from gymgate.collection.progress import RunProgress
-from gymgate.collection.store import open_run
-from gymgate.dataset import RowSource, open_rows
-from gymgate.rollout import Rollout, RolloutError
+from gymgate.gym.rows import RowSource, open_rows
+from gymgate.rollouts import Rollout, RolloutError
+from gymgate.runs.collector import Collector
+from gymgate.runs.pace import Pace
+from gymgate.runs.plan import Identity, PlannedRollout, RolloutPlan
+from gymgate.runs.progress import RunProgress
+from gymgate.runs.store import open_run
 
 
 def reward_of(identity: Identity) -> float:
@@ -54,7 +54,7 @@ async def main(rows: str, output: str, repeats: str, concurrency: str) -> None:
 
 
 if __name__ == "__main__":
-    import gymgate.collection.collector as collector
+    import gymgate.runs.collector as collector
 
     collector.wait_s = lambda failures: 0.0
     kilobytes = int((sys.argv[5:] or ["0"])[0])

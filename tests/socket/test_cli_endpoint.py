@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gymgate.cli import cli
-from gymgate.errors import ConfigError, GymgateError, PolicyError
+from gymgate.core.errors import ConfigError, GymgateError, PolicyError
 
 COMMANDS = {
     "run": ("run", "mcqa", "-n", "1", "-o", "{tmp}/run"),

@@ -16,16 +16,16 @@ from click.testing import CliRunner
 
 import gymgate
 from gymgate.cli.aggregate import command
-from gymgate.collection.aggregate import read_runs
-from gymgate.collection.plan import RolloutPlan, Shard
-from gymgate.collection.record import CollectedRollout, collected, to_line
-from gymgate.collection.run import Collection
-from gymgate.collection.store import ROLLOUTS, open_run, read_run
-from gymgate.config import HTTPEndpoint, StackConfig
-from gymgate.dataset import RowSource
-from gymgate.dataset.row import make_row, row_key
-from gymgate.errors import ConfigError, PolicyError
-from gymgate.rollout import Rollout
+from gymgate.core.config import HTTPEndpoint, StackConfig
+from gymgate.core.errors import ConfigError, PolicyError
+from gymgate.gym.rows import RowSource
+from gymgate.rollouts import Rollout
+from gymgate.rollouts.row import make_row, row_key
+from gymgate.runs.aggregate import read_runs
+from gymgate.runs.plan import RolloutPlan, Shard
+from gymgate.runs.record import CollectedRollout, collected, to_line
+from gymgate.runs.run import Collection
+from gymgate.runs.store import ROLLOUTS, open_run, read_run
 
 NOWHERE = "http://127.0.0.1:9/v1"
 STACK = StackConfig(environments=("mcqa",))

@@ -19,13 +19,13 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
-from gymgate import http_client
-from gymgate.config import HTTPEndpoint
-from gymgate.errors import PolicyError
+from gymgate.core import http_client
+from gymgate.core.config import HTTPEndpoint
+from gymgate.core.errors import PolicyError
+from gymgate.core.http_client import HTTPClient
 from gymgate.gateway.backends import balance
 from gymgate.gateway.backends.balance import BalancedBackend, ReplicaPool
 from gymgate.gateway.server import Gateway
-from gymgate.http_client import HTTPClient
 from support.upstream import Seen, chat_answer, upstream
 
 PROGRAM = Path(__file__).with_name("replica_program.py")

@@ -18,19 +18,19 @@ import orjson
 import pytest
 from collect_program import reward_of
 
-from gymgate.collection import collector as collector_module
-from gymgate.collection.collector import Collector, describe_calls
-from gymgate.collection.pace import Pace
-from gymgate.collection.plan import PlannedRollout, RolloutPlan
-from gymgate.collection.progress import RunProgress
-from gymgate.collection.record import CollectedRollout, read_values
-from gymgate.collection.run import Collection
-from gymgate.collection.store import FAILURES, ROLLOUTS, RunDirectory, open_run
-from gymgate.config import HTTPEndpoint, StackConfig
-from gymgate.dataset import RowSource
-from gymgate.dataset.row import make_row
-from gymgate.errors import DataError, PolicyError, StackLostError
-from gymgate.rollout import Rollout, RolloutError
+from gymgate.core.config import HTTPEndpoint, StackConfig
+from gymgate.core.errors import DataError, PolicyError, StackLostError
+from gymgate.gym.rows import RowSource
+from gymgate.rollouts import Rollout, RolloutError
+from gymgate.rollouts.row import make_row
+from gymgate.runs import collector as collector_module
+from gymgate.runs.collector import Collector, describe_calls
+from gymgate.runs.pace import Pace
+from gymgate.runs.plan import PlannedRollout, RolloutPlan
+from gymgate.runs.progress import RunProgress
+from gymgate.runs.record import CollectedRollout, read_values
+from gymgate.runs.run import Collection
+from gymgate.runs.store import FAILURES, ROLLOUTS, RunDirectory, open_run
 
 PROGRAM = Path(__file__).with_name("collect_program.py")
 
@@ -252,7 +252,7 @@ async def test_a_stack_that_dies_again_before_anything_finished_ends_the_run(
         raise StackLostError("the daemon is gone")
         yield
 
-    monkeypatch.setattr("gymgate.collection.run.acquire", acquire)
+    monkeypatch.setattr("gymgate.runs.run.acquire", acquire)
     collection = Collection(
         stack=StackConfig(environments=("mcqa",)),
         policy=HTTPEndpoint(base_url="http://127.0.0.1:9/v1"),

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.files import tail
-from gymgate.serving.supervisor import ChildProcess
+from gymgate.cluster.supervisor import ChildProcess
+from gymgate.core.files import tail
 
 PROGRAM = Path(__file__).with_name("collect_vllm_program.py")
 pytestmark = pytest.mark.timeout(60)

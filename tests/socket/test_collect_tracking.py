@@ -20,18 +20,18 @@ from click.testing import CliRunner
 
 from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.run import command
-from gymgate.collection import tracking
-from gymgate.collection.plan import RolloutPlan
-from gymgate.collection.record import CollectedRollout, to_line
-from gymgate.collection.run import Collection
-from gymgate.collection.settings import shown_settings
-from gymgate.collection.trackers import LIBRARIES, log_run, shown_metrics
-from gymgate.collection.tracking import RunTracking
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig
-from gymgate.dataset import RowSource
-from gymgate.dataset.row import make_row
-from gymgate.errors import MissingExtraError
-from gymgate.rollout import ModelCall, RolloutError, Usage
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
+from gymgate.core.errors import MissingExtraError
+from gymgate.gym.rows import RowSource
+from gymgate.results import tracking
+from gymgate.results.trackers import LIBRARIES, log_run, shown_metrics
+from gymgate.results.tracking import RunTracking
+from gymgate.rollouts import ModelCall, RolloutError, Usage
+from gymgate.rollouts.row import make_row
+from gymgate.runs.plan import RolloutPlan
+from gymgate.runs.record import CollectedRollout, to_line
+from gymgate.runs.run import Collection
+from gymgate.runs.settings import shown_settings
 
 SECRETS = ("sk-secret", "Bearer x", "hunter2")
 

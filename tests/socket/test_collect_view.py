@@ -18,10 +18,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gymgate.collection import view
-from gymgate.collection.growing import GrowingReport
-from gymgate.collection.view import ReportView, is_for_loopback
-from gymgate.errors import DataError
+from gymgate.core.errors import DataError
+from gymgate.results import view
+from gymgate.results.growing import GrowingReport
+from gymgate.results.view import ReportView, is_for_loopback
 
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=alert(1)>"
 

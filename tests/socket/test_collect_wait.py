@@ -11,21 +11,21 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gymgate.collection import collector
-from gymgate.collection.collector import Collector
-from gymgate.collection.pace import Pace
-from gymgate.collection.plan import PlannedRollout, RolloutPlan
-from gymgate.collection.policy_wait import PolicyWait
-from gymgate.collection.progress import RunProgress
-from gymgate.collection.run import Collection
-from gymgate.config import HTTPEndpoint, StackConfig
-from gymgate.dataset import RowSource
-from gymgate.dataset.row import make_row
-from gymgate.errors import PolicyError
+from gymgate.core.config import HTTPEndpoint, StackConfig
+from gymgate.core.errors import PolicyError
+from gymgate.core.http_client import HTTPClient
 from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.backends.ready import wait_until_ready
-from gymgate.http_client import HTTPClient
-from gymgate.rollout import Rollout, RolloutError
+from gymgate.gym.rows import RowSource
+from gymgate.rollouts import Rollout, RolloutError
+from gymgate.rollouts.row import make_row
+from gymgate.runs import collector
+from gymgate.runs.collector import Collector
+from gymgate.runs.pace import Pace
+from gymgate.runs.plan import PlannedRollout, RolloutPlan
+from gymgate.runs.policy_wait import PolicyWait
+from gymgate.runs.progress import RunProgress
+from gymgate.runs.run import Collection
 from support.upstream import Seen, upstream
 
 PROGRAM = Path(__file__).with_name("replica_program.py")
@@ -98,7 +98,7 @@ async def test_a_rollout_that_is_cancelled_leaves_the_wait_to_the_others(
         asked.set()
         await up.wait()
 
-    monkeypatch.setattr("gymgate.collection.policy_wait.wait_until_ready", wait)
+    monkeypatch.setattr("gymgate.runs.policy_wait.wait_until_ready", wait)
     policy_wait = PolicyWait(HTTPEndpoint(base_url=NOWHERE), 1000, lambda line: None)
     first, second = (asyncio.create_task(policy_wait.after(error)) for _ in range(2))
     await asked.wait()

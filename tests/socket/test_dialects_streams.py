@@ -10,7 +10,7 @@ from aiohttp import web
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI, LengthFinishReasonError
 
-from gymgate.config import Dialect
+from gymgate.core.config import Dialect
 from gymgate.gateway.dialects import encode_stream, translate_answer
 from support.upstream import Seen, upstream
 

@@ -13,8 +13,8 @@ from threading import Thread
 import pytest
 from huggingface_hub import constants
 
+from gymgate.core.errors import ConfigError
 from gymgate.doctor import hub
-from gymgate.errors import ConfigError
 
 MODEL = "some/model"
 CLOSED = "http://127.0.0.1:9"

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gymgate import codec, http_client
+from gymgate.core import codec, http_client
 from gymgate.gateway.server import Gateway
 from support.upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 

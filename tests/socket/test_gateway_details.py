@@ -10,9 +10,9 @@ import httpx
 import pytest
 from aiohttp import web
 
-from gymgate.config import POLICY, Endpoint, HTTPEndpoint, ReplayEndpoint
+from gymgate.core.config import POLICY, Endpoint, HTTPEndpoint, ReplayEndpoint
 from gymgate.gateway.server import Gateway
-from gymgate.rollout import ModelCall
+from gymgate.rollouts import ModelCall
 from support.upstream import Seen, chat_answer, responses_answer, upstream
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}

@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gymgate import retrying
-from gymgate.config import HTTPEndpoint
-from gymgate.errors import PolicyError
+from gymgate.core import retrying
+from gymgate.core.config import HTTPEndpoint
+from gymgate.core.errors import PolicyError
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.handler import StreamTimes
 from gymgate.gateway.route import Route

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gymgate.errors import PolicyError
+from gymgate.core.errors import PolicyError
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from support.upstream import RawConnection, Seen, Upstream, chat_answer, upstream

@@ -13,14 +13,14 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from gymgate import retrying
-from gymgate.config import HTTPEndpoint
-from gymgate.errors import PolicyError
+from gymgate.core import retrying
+from gymgate.core.config import HTTPEndpoint
+from gymgate.core.errors import PolicyError
+from gymgate.core.http_client import HTTPClient
+from gymgate.core.retrying import Retryable, is_quota_used_up, is_retried, retry_after_s
 from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
-from gymgate.http_client import HTTPClient
-from gymgate.retrying import Retryable, is_quota_used_up, is_retried, retry_after_s
 from gymgate.stack.rollout import RolloutRun, new_client
 from support.hosted_api import KEY, HostedAPI
 from support.upstream import Seen, Upstream, chat_answer, upstream

@@ -19,7 +19,7 @@ from gymgate.gateway.call import Call
 from gymgate.gateway.retries import KEPT_BYTES, MARKED_ANSWERS, RECENT_ANSWERS, RequestKey, RetryDeduplicator
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
-from gymgate.rollout.record import ModelCall
+from gymgate.rollouts.record import ModelCall
 from support.upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()

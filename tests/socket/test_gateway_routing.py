@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gymgate.config import RolloutLimits
-from gymgate.errors import ConfigError
+from gymgate.core.config import RolloutLimits
+from gymgate.core.errors import ConfigError
 from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
@@ -124,7 +124,7 @@ async def test_anthropic_messages_inward(
 async def test_a_body_beyond_the_limit_is_refused_and_goes_nowhere(
     gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymgate.http_client.MAX_BODY", 100_000)
+    monkeypatch.setattr("gymgate.core.http_client.MAX_BODY", 100_000)
     route = gateway.open(policy.endpoint())
     url = f"{route.base_url}/chat/completions"
     status, answer = await post(http, url, {**BODY, "padding": "x" * 200_000})

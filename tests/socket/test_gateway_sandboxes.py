@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
-from gymgate.config import StackConfig
-from gymgate.errors import ConfigError
+from gymgate.core.config import StackConfig
+from gymgate.core.errors import ConfigError
 from gymgate.gateway.server import Gateway
 from support.upstream import Upstream
 

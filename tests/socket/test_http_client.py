@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from gymgate import http_client
-from gymgate.http_client import (
+from gymgate.core import http_client
+from gymgate.core.http_client import (
     DroppedError,
     HTTPClient,
     Request,

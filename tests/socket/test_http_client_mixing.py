@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from gymgate import http_client
-from gymgate.http_client import DroppedError, HTTPClient, Request
+from gymgate.core import http_client
+from gymgate.core.http_client import DroppedError, HTTPClient, Request
 from support.hostile_server import WAIT_S, Peer, hostile
 
 ROUNDS = 20

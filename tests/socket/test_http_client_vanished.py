@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from gymgate import http_client
-from gymgate.http_client import DroppedError, HTTPClient, Request, UnreachableError
+from gymgate.core import http_client
+from gymgate.core.http_client import DroppedError, HTTPClient, Request, UnreachableError
 from support.hostile_server import WAIT_S, Peer, hostile
 from support.vanishing import vanish
 

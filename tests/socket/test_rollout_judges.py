@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gymgate.config import RolloutLimits
+from gymgate.core.config import RolloutLimits
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from gymgate.stack.rollout import RolloutRun, new_client

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gymgate.config import Dialect, RolloutLimits
+from gymgate.core.config import Dialect, RolloutLimits
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.errors import SetupError
-from gymgate.runtime.venv import MARKER, build_once, read_runtime
+from gymgate.core.errors import SetupError
+from gymgate.gym.runtime.venv import MARKER, build_once, read_runtime
 
 BUILD = """
 import json, os, sys, time
 from pathlib import Path
-from gymgate.runtime.installer import run_uv
-from gymgate.runtime.venv import build_once
+from gymgate.gym.runtime.installer import run_uv
+from gymgate.gym.runtime.venv import build_once
 root, behaviour = Path(sys.argv[1]), sys.argv[2]
 version = "%d.%d.%d" % sys.version_info[:3]
 

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.timeout(120)
 USER = """
 import os, sys
 from pathlib import Path
-from gymgate.config import RuntimeConfig
-from gymgate.runtime import Interpreter, find_runtime
-from gymgate.runtime.ensure import _recipe, runtimes_dir
-from gymgate.runtime.installer import run_uv
-from gymgate.runtime.venv import build_once
+from gymgate.core.config import RuntimeConfig
+from gymgate.gym.runtime import Interpreter, find_runtime
+from gymgate.gym.runtime.ensure import _recipe, runtimes_dir
+from gymgate.gym.runtime.installer import run_uv
+from gymgate.gym.runtime.venv import build_once
 
 interpreter = Interpreter(Path(sys.executable), sys.version_info[:3])
 root, behaviour, times = runtimes_dir(), sys.argv[1], int(sys.argv[2])

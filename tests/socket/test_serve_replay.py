@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from gymgate.cli.serve import ReplayServer
-from gymgate.errors import ConfigError, DataError
+from gymgate.core.errors import ConfigError, DataError
 from gymgate.gateway.serve import serve_replay
 
 QUESTION = "what is the weather?"

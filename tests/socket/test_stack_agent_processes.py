@@ -16,7 +16,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from gymgate.errors import StackLostError, StackStartError
+from gymgate.core.errors import StackLostError, StackStartError
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool

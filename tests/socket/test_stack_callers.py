@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig, StackServer
-from gymgate.errors import ConfigError, DataError, GymgateError, StackLostError
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig, StackServer
+from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError
 from gymgate.stack import AgentInfo, network, serve
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to, notice_silence

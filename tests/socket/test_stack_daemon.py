@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import StackConfig
-from gymgate.errors import StackLostError, StackStartError
+from gymgate.core.config import StackConfig
+from gymgate.core.errors import StackLostError, StackStartError
 from gymgate.stack import client
 from gymgate.stack.client import Lease
 from gymgate.stack.daemon import Daemon

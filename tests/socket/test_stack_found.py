@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
 from gymgate.stack import daemons, ending, logs
 from gymgate.stack.daemons import DaemonProcess, DaemonReport, FoundDaemons, find_daemons, read_daemon
 from gymgate.stack.ending import end_daemons

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from gymgate.gym.inside.forkserver import stat
 from gymgate.stack import hangs
-from gymgate.stack.forkserver import stat
 from gymgate.stack.hangs import HangWatch, Watched, processes_of, ticks_of
 from gymgate.stack.ports import until_answer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import (
+from gymgate.core.errors import (
     ConfigError,
     DataError,
     GymgateError,

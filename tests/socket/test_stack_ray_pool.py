@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from gymgate import codec
-from gymgate.config import HTTPEndpoint, RayCluster, RolloutLimits, StackConfig
-from gymgate.errors import ConfigError, PolicyError, StackLostError, StackStartError
+from gymgate.core import codec
+from gymgate.core.config import HTTPEndpoint, RayCluster, RolloutLimits, StackConfig
+from gymgate.core.errors import ConfigError, PolicyError, StackLostError, StackStartError
 from gymgate.stack import Stack, acquire, ray_nodes, ray_pool
 from gymgate.stack.protocol import Peer, Reply
 

@@ -19,9 +19,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
-from gymgate.errors import StackLostError
-from gymgate.rollout import Rollout
+from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
+from gymgate.core.errors import StackLostError
+from gymgate.rollouts import Rollout
 from gymgate.stack.client import Lease, Stack
 from gymgate.stack.daemon import Daemon
 from gymgate.stack.environment import ServerSet

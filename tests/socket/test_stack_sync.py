@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_stack_sessions import ENDPOINT, ROW, joined, serving
 
-from gymgate.errors import ConfigError, StackLostError
+from gymgate.core.errors import ConfigError, StackLostError
 from gymgate.stack import SyncStack
 from gymgate.stack.sync import LoopThread
 from support.upstream import chat_answer, responses_answer
@@ -55,7 +55,7 @@ def test_threads_run_rows_and_ask_the_stack(tmp_path: Path) -> None:
 def test_a_forked_child_is_told_that_the_loop_is_its_parents() -> None:
     code = """
 import os
-from gymgate.errors import StackLostError
+from gymgate.core.errors import StackLostError
 from gymgate.stack.sync import LoopThread
 
 async def work():

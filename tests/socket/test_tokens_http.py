@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gymgate.errors import PolicyError, TokenDataError
+from gymgate.core.errors import PolicyError, TokenDataError
 from gymgate.tokens.engines import Sample, SGLangEngine, VLLMCompletionsEngine, VLLMGenerateEngine
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

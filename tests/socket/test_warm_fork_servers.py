@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.stack import forkserver
+from gymgate.gym.inside import forkserver
 from support.warm import DIRECTORY, WarmForkServers
 from support.warm.from_warm import Forked, start
 

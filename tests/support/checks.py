@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gymgate.check import CheckRequest, CheckResult, check_all
+from gymgate.quality import CheckRequest, CheckResult, check_all
 
 
 def message(text: str) -> list[dict[str, Any]]:

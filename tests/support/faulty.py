@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gymgate.config import EnvironmentConfig
+from gymgate.core.config import EnvironmentConfig
 from support.stacks import ROW, answer
 
 FAILING = """

@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gymgate.check import CheckResult
 from gymgate.cli import info
 from gymgate.cli.aggregate import AggregatedRuns
 from gymgate.cli.cache import CacheListing, RemovedPart
@@ -17,7 +16,8 @@ from gymgate.cli.ps import StackListing
 from gymgate.cli.run import RunSummary
 from gymgate.cli.setup import SetupReport
 from gymgate.doctor import Finding
-from gymgate.preparation import BlendResult, Manifest
+from gymgate.gym.preparation import BlendResult, Manifest
+from gymgate.quality import CheckResult
 
 OUTPUTS: dict[str, Any] = {
     "aggregate": AggregatedRuns,

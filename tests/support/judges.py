@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from gymgate.config import HTTPEndpoint
+from gymgate.core.config import HTTPEndpoint
 from support.upstream import Seen, Upstream, chat_answer, drop, upstream
 
 Death = Literal["answers 500", "hangs up", "refuses"]

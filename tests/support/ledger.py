@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gymgate.config import StackConfig
-from gymgate.runtime.owners import owner
-from gymgate.runtime.venv import MARKER
+from gymgate.core.config import StackConfig
+from gymgate.gym.inside.forkserver import PR_SET_CHILD_SUBREAPER, descendants, prctl
+from gymgate.gym.runtime.owners import owner
+from gymgate.gym.runtime.venv import MARKER
 from gymgate.stack import Stack, connect
-from gymgate.stack.forkserver import PR_SET_CHILD_SUBREAPER, descendants, prctl
 from support.stacks import alive, all_gone
 
 TESTS = Path(__file__).parents[1]
@@ -169,8 +169,8 @@ async def idle(stack: Stack, seconds: float = 3.0) -> None:
 PRELUDE = """
 import asyncio, os, signal, sys, time
 from support.stacks import *
-from gymgate.config import RolloutLimits
-from gymgate.errors import *
+from gymgate.core.config import RolloutLimits
+from gymgate.core.errors import *
 from gymgate.stack import acquire, acquire_sync, connect
 
 def say(*words):

@@ -6,8 +6,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from gymgate import errors
-from gymgate.config import CallableEndpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits
+from gymgate.core import errors
+from gymgate.core.config import CallableEndpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits
 from support.stacks import stack_config
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymgate.config import EnvironmentConfig, JudgeEndpoint, Routing, StackConfig
+from gymgate.core.config import EnvironmentConfig, JudgeEndpoint, Routing, StackConfig
 from gymgate.stack.plan import EnvironmentPlan
 
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
+from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_sandbox"
 CONFIG = EXAMPLE / "resources_servers" / "fix_repo" / "configs" / "fix_repo.yaml"

@@ -11,12 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gymgate.check import CheckRequest, CheckResult
-from gymgate.check.environment import check_environment
-from gymgate.config import CallableEndpoint, StackConfig
-from gymgate.errors import GymgateError
-from gymgate.rollout import ModelCall, Rollout
-from gymgate.rollout.result import failed_rollout
+from gymgate.core.config import CallableEndpoint, StackConfig
+from gymgate.core.errors import GymgateError
+from gymgate.quality import CheckRequest, CheckResult
+from gymgate.quality.environment import check_environment
+from gymgate.rollouts import ModelCall, Rollout
+from gymgate.rollouts.result import failed_rollout
 from gymgate.stack.client import AgentInfo
 
 Score = Callable[["ScriptedStack", dict[str, Any], str], Awaitable[float | None]]
@@ -109,8 +109,8 @@ async def check_on(
     def ensure_runtime(*args: Any, **kwargs: Any) -> Any:
         return SimpleNamespace(site=site, version="0.7.0", python=Path("/no/python"))
 
-    monkeypatch.setattr("gymgate.check.replay.LATE_LOG_S", 0.0)  # nothing is logged late here
-    monkeypatch.setattr("gymgate.check.environment.acquire", acquire)
-    monkeypatch.setattr("gymgate.check.environment.ensure_runtime", ensure_runtime)
+    monkeypatch.setattr("gymgate.quality.replay.LATE_LOG_S", 0.0)  # nothing is logged late here
+    monkeypatch.setattr("gymgate.quality.environment.acquire", acquire)
+    monkeypatch.setattr("gymgate.quality.environment.ensure_runtime", ensure_runtime)
     request = CheckRequest(environment=str(config), version="0.7.0", **settings)
     return await check_environment(request), configs

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
+from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
 
 SIMPLE = "example_single_tool_call"
 SESSIONS = "example_session_state_mgmt"

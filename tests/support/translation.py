@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymgate.config import Dialect
-from gymgate.errors import PolicyError
+from gymgate.core.config import Dialect
+from gymgate.core.errors import PolicyError
 from gymgate.gateway.dialects import ConversationMemory, translate_answer
 from gymgate.gateway.dialects.reading import fault_of
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gymgate.config import HTTPEndpoint
+from gymgate.core.config import HTTPEndpoint
 
 
 @dataclass

@@ -15,8 +15,8 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync
 
-from gymgate.config import RuntimeConfig
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import RuntimeConfig
+from gymgate.gym.runtime import ensure_runtime
 from support.ray_cluster import ray_on_loopback
 from support.verl_parts import LOGPROB, Scripted, example_rows
 

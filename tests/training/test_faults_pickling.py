@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.rollout import ModelCall, Rollout, RolloutError, Segment
+from gymgate.rollouts import ModelCall, Rollout, RolloutError, Segment
 from support.pickles import crosses, pickled
 from support.ray_cluster import ray_on_loopback
 

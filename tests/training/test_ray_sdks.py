@@ -22,9 +22,9 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from gymgate.config import RuntimeConfig
+from gymgate.core.config import RuntimeConfig
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.integrations.verl.worker import _workers
-from gymgate.runtime import ensure_runtime
 from gymgate.tokens.engines import CallableEngine, Sample
 from gymgate.trl import NeMoGymSpec
 from support.trl_rows import ENVIRONMENT, ONE_LETTER, arguments, tiny

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="training tests need torch: see docs
 
 from examples.trl.tiny_policy import make_model, make_renderer, make_tokenizer  # noqa: E402
 
-from gymgate.errors import PolicyError, TokenDataError  # noqa: E402
+from gymgate.core.errors import PolicyError, TokenDataError  # noqa: E402
 from gymgate.tokens import TokenPolicy  # noqa: E402
 from gymgate.tokens.engines import (  # noqa: E402
     CallableEngine,

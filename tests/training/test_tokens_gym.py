@@ -13,7 +13,7 @@ pytest.importorskip("renderers", reason="needs the renderers package: see docs/t
 pytest.importorskip("transformers", reason="needs transformers: see docs/training.md")
 
 from gymgate import open_rows
-from gymgate.config import StackConfig
+from gymgate.core.config import StackConfig
 from gymgate.stack import acquire
 from gymgate.tokens import TokenConversation, TokenPolicy, assemble, prefix_misses, recorded_turns
 from gymgate.tokens.engines import CallableEngine, Sample

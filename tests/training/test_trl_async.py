@@ -18,7 +18,7 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # its import warns
 
 from trl.experimental.async_grpo import AsyncGRPOConfig
 
-from gymgate.errors import ConfigError, GymgateError, PolicyError
+from gymgate.core.errors import ConfigError, GymgateError, PolicyError
 from gymgate.trl import NeMoGymSpec
 from support.trl_rows import ENVIRONMENT, ONE_LETTER, arguments, tiny
 

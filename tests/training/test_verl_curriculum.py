@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
 from gymgate.integrations.verl.dataset import NeMoGymDataset
 from gymgate.integrations.verl.metrics import AT
 from support.verl_parts import make_config

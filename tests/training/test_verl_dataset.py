@@ -25,10 +25,10 @@ from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from gymgate.config import EnvironmentConfig
-from gymgate.errors import ConfigError, DataError
+from gymgate.core.config import EnvironmentConfig
+from gymgate.core.errors import ConfigError, DataError
+from gymgate.gym.preparation import PrepareConfig, prepare
 from gymgate.integrations.verl.worker import LoopConfig
-from gymgate.preparation import PrepareConfig, prepare
 from gymgate.verl import NeMoGymDataset
 
 EXAMPLES = Path(__file__).parents[2] / "examples/verl"

@@ -20,9 +20,9 @@ from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from gymgate.config import RuntimeConfig
+from gymgate.core.config import RuntimeConfig
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.integrations.verl.worker import _workers
-from gymgate.runtime import ensure_runtime
 from support.verl_parts import Scripted, example_rows, make_config
 from support.verl_trainer import QUEUE, CPUTrainer, manager_of, running_queue
 

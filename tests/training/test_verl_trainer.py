@@ -19,7 +19,7 @@ pytest.importorskip("support.verl_quiet")
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 
-from gymgate.errors import PolicyError
+from gymgate.core.errors import PolicyError
 from gymgate.integrations.verl.dataset import plain
 from gymgate.integrations.verl.metrics import PARTITION
 from gymgate.integrations.verl.worker import LoopConfig

@@ -23,12 +23,12 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from gymgate.config import RuntimeConfig
-from gymgate.errors import ConfigError, DataError, EnvironmentServerError, PolicyError
+from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import ConfigError, DataError, EnvironmentServerError, PolicyError
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.integrations.training.rollouts import SampledRollout
 from gymgate.integrations.verl.worker import Groups, LoopConfig, _workers
-from gymgate.rollout import Rollout, RolloutError, Segment
-from gymgate.runtime import ensure_runtime
+from gymgate.rollouts import Rollout, RolloutError, Segment
 from gymgate.verl import NeMoGymAgentLoop
 from support.conversations import tokenizer
 from support.verl_parts import (

@@ -24,7 +24,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
-from gymgate.errors import PolicyError  # noqa: E402
+from gymgate.core.errors import PolicyError  # noqa: E402
 from gymgate.integrations.trl.policy import TRLServerEngine  # noqa: E402
 from gymgate.tokens import Sample  # noqa: E402
 from gymgate.tokens.engines import CallableEngine  # noqa: E402

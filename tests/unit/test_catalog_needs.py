@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from gymgate.api import load_catalog
-from gymgate.catalog import Catalog, EnvConfig, Environment
-from gymgate.catalog.needs import policy_servers, refuse_unanswered
-from gymgate.catalog.requirements import Distributions, read_requirements
-from gymgate.catalog.resolve import ServerInstance
-from gymgate.catalog.servercode import read_module
-from gymgate.config import EnvironmentConfig, StackConfig
-from gymgate.errors import NeedMissingError
-from gymgate.stack.needs import require_needs
+from gymgate.core.config import EnvironmentConfig, StackConfig
+from gymgate.core.errors import NeedMissingError
+from gymgate.gym.by_name import load_catalog
+from gymgate.gym.catalog import Catalog, EnvConfig, Environment
+from gymgate.gym.catalog.needs import policy_servers, refuse_unanswered
+from gymgate.gym.catalog.requirements import Distributions, read_requirements
+from gymgate.gym.catalog.servercode import read_module
+from gymgate.gym.inside.resolve import ServerInstance
+from gymgate.gym.needs import require_needs
 
 
 def write(path: Path, text: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gymgate.catalog.parse import MISSING, ConfigProblem, ConfigReader, copied, inherit, merge
+from gymgate.gym.catalog.parse import MISSING, ConfigProblem, ConfigReader, copied, inherit, merge
 
 
 def write(path: Path, value: Any) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymgate.catalog.resolve import unknown_names
+from gymgate.gym.inside.resolve import unknown_names
 
 CONFIG = {
     "solver": {

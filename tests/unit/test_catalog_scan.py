@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gymgate.catalog import Catalog
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
+from gymgate.gym.catalog import Catalog
 
 ROW = {"responses_create_params": {"input": "hi"}, "answer": "1"}
 ROLLOUT = {**ROW, "response": {"output": []}, "reward": 1.0}

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gymgate.catalog import Catalog, DataFile, EnvConfig, Environment, shipped
-from gymgate.catalog.resolve import NOWHERE, ServerInstance
 from gymgate.cli import cli
-from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig, StackConfig
-from gymgate.errors import ConfigError, DataError
-from gymgate.runtime import ensure, open_catalog
+from gymgate.core.config import SUPPORTED_NEMO_GYM, RuntimeConfig, StackConfig
+from gymgate.core.errors import ConfigError, DataError
+from gymgate.gym.catalog import Catalog, DataFile, EnvConfig, Environment, shipped
+from gymgate.gym.inside.resolve import NOWHERE, ServerInstance
+from gymgate.gym.runtime import ensure, open_catalog
 from gymgate.stack import acquire
 from support.plans import plan_of
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import gymgate.check
-from gymgate.check import CheckRequest, CheckResult, RowResult
-from gymgate.check.record.files import load_record, record_path, shipped_record
-from gymgate.check.record.measure import MEASUREMENTS
-from gymgate.check.record.sections import Cost, Oracle, Shape
+import gymgate.quality
 from gymgate.cli import cli
 from gymgate.cli.check import SECTIONS
-from gymgate.config import HTTPEndpoint
-from gymgate.errors import ConfigError
+from gymgate.core.config import HTTPEndpoint
+from gymgate.core.errors import ConfigError
+from gymgate.quality import CheckRequest, CheckResult, RowResult
+from gymgate.quality.record.files import load_record, record_path, shipped_record
+from gymgate.quality.record.measure import MEASUREMENTS
+from gymgate.quality.record.sections import Cost, Oracle, Shape
 from support.json_output import read_output
 
 
@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[CheckRequest]:
             done(job, check)
         return checks
 
-    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    monkeypatch.setattr(gymgate.quality, "check_all", check_all)
     return jobs
 
 
@@ -132,7 +132,7 @@ def test_rewards_by_stand_in_are_counted_and_told_apart(monkeypatch: pytest.Monk
     async def check_all(wanted: Sequence[CheckRequest], **settings: Any) -> list[CheckResult]:
         return [made(job, **fields) for job, fields in zip(wanted, rewards, strict=True)]
 
-    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    monkeypatch.setattr(gymgate.quality, "check_all", check_all)
     done = check("calendar", "mcqa", "equivalence_rule")
     assert re.search("2 returned .*, 1 of them", done.stdout)
 
@@ -148,7 +148,7 @@ def test_a_reward_that_differs_is_shown_and_fails_the_command(monkeypatch: pytes
         done(wanted[0], result)
         return [result]
 
-    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    monkeypatch.setattr(gymgate.quality, "check_all", check_all)
     done = check("calendar")
     assert done.exit_code == 1
     assert "  r:5: expected 1, got 0.5\n  and 2 more\n" in done.output
@@ -170,7 +170,7 @@ def test_a_section_is_added_to_the_record_that_ships(monkeypatch: pytest.MonkeyP
             done(job, check)
         return checks
 
-    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    monkeypatch.setattr(gymgate.quality, "check_all", check_all)
     arguments = ("calendar", "--record", str(tmp_path), "--section", "shape", "--json")
     (printed,) = read_output("check", check(*arguments).stdout)
     (job,) = wanted

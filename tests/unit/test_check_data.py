@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import DataFile, Dataset
-from gymgate.check import CheckResult
-from gymgate.check.record.data import NO_TASK, SHOWN, measure, split_of
-from gymgate.check.record.findings import Thresholds, findings, missed
-from gymgate.check.record.sections import Data
+from gymgate.gym.catalog import DataFile, Dataset
+from gymgate.quality import CheckResult
+from gymgate.quality.record.data import NO_TASK, SHOWN, measure, split_of
+from gymgate.quality.record.findings import Thresholds, findings, missed
+from gymgate.quality.record.sections import Data
 
 
 def row(prompt: str, **fields: Any) -> dict[str, Any]:

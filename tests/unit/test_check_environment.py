@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gymgate.errors import (
+from gymgate.core.errors import (
     ConfigError,
     EnvironmentServerError,
     GymgateError,

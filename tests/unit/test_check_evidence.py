@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.catalog import EnvConfig, Need
-from gymgate.check.needs import missing_in, telling_line, why_not_started
-from gymgate.check.replay import ServerLogs, verification
-from gymgate.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
-from gymgate.rollout import Rollout
+from gymgate.core.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
+from gymgate.gym.catalog import EnvConfig, Need
+from gymgate.quality.needs import missing_in, telling_line, why_not_started
+from gymgate.quality.replay import ServerLogs, verification
+from gymgate.rollouts import Rollout
 
 SEEN = [
     (

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gymgate.check.record import deterministic, failures, measure, oracle
-from gymgate.check.record.findings import Thresholds, missed, noticed
+from gymgate.quality.record import deterministic, failures, measure, oracle
+from gymgate.quality.record.findings import Thresholds, missed, noticed
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
 from support.scripted_stack import ScriptedStack, check_on

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gymgate.check import CheckResult
-from gymgate.check.record.findings import Thresholds, findings, missed
-from gymgate.check.record.oracle import (
+from gymgate.quality import CheckResult
+from gymgate.quality.record.findings import Thresholds, findings, missed
+from gymgate.quality.record.oracle import (
     Phrasing,
     answer_of,
     asked_for,
@@ -21,8 +21,8 @@ from gymgate.check.record.oracle import (
     oracle_rollout,
     policy_of,
 )
-from gymgate.check.record.sections import Oracle
-from gymgate.rollout import ModelCall, Rollout
+from gymgate.quality.record.sections import Oracle
+from gymgate.rollouts import ModelCall, Rollout
 
 CALL = {"name": "send", "arguments": {"to": "me"}}
 

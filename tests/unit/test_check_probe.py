@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import EnvConfig
-from gymgate.check.answers import PLAYED_IN_ORDER, PLAYED_LAST, STAND_IN, OrderedPolicy, RecordedJudge
-from gymgate.check.probe import RewardProbe
-from gymgate.errors import UnknownConversationError
+from gymgate.core.errors import UnknownConversationError
 from gymgate.gateway.replay.recording import recorded_rollouts
-from gymgate.rollout import ModelCall, Rollout
+from gymgate.gym.catalog import EnvConfig
+from gymgate.quality.answers import PLAYED_IN_ORDER, PLAYED_LAST, STAND_IN, OrderedPolicy, RecordedJudge
+from gymgate.quality.probe import RewardProbe
+from gymgate.rollouts import ModelCall, Rollout
 from gymgate.stack import Policy
 
 ROW = {"responses_create_params": {"input": "?"}}

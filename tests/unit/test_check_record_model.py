@@ -12,17 +12,17 @@ import click
 import pytest
 import yaml
 
-from gymgate.check import CheckRequest, CheckResult
-from gymgate.check.record import deterministic, failures, files, policy, trivial
-from gymgate.check.record.bench import OWN_JUDGE, Bench, Subject, Unmeasured, constant_policy
-from gymgate.check.record.findings import Thresholds, findings, missed
-from gymgate.check.record.sections import NO_REWARD
-from gymgate.check.record.shape import distribution
 from gymgate.cli import cli
-from gymgate.config import HTTPEndpoint
-from gymgate.errors import DataError
+from gymgate.core.config import HTTPEndpoint
+from gymgate.core.errors import DataError
 from gymgate.gateway.route import POLICY_AS_JUDGE
-from gymgate.rollout import ModelCall, Rollout
+from gymgate.quality import CheckRequest, CheckResult
+from gymgate.quality.record import deterministic, failures, files, policy, trivial
+from gymgate.quality.record.bench import OWN_JUDGE, Bench, Subject, Unmeasured, constant_policy
+from gymgate.quality.record.findings import Thresholds, findings, missed
+from gymgate.quality.record.sections import NO_REWARD
+from gymgate.quality.record.shape import distribution
+from gymgate.rollouts import ModelCall, Rollout
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = Thresholds(max_constant_reward=0.05, deterministic=True, reproducible=True, honest=True)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import DataFile, EnvConfig, Environment, ServerInstance
-from gymgate.catalog.resolve import dataset_lists, undefined_models
-from gymgate.check import CheckRequest, RowResult, known
-from gymgate.check.answers import RecordedJudge, RecordedPolicy, recorded_answers, texts_at
-from gymgate.check.model import replayable, same_reward, worst
-from gymgate.check.probe import cohort_size
-from gymgate.check.recordings import as_rollout, config_for, read_recordings
-from gymgate.errors import UnknownConversationError
+from gymgate.core.errors import UnknownConversationError
+from gymgate.gym.catalog import DataFile, EnvConfig, Environment
+from gymgate.gym.inside.resolve import ServerInstance, dataset_lists, undefined_models
+from gymgate.quality import CheckRequest, RowResult, known
+from gymgate.quality.answers import RecordedJudge, RecordedPolicy, recorded_answers, texts_at
+from gymgate.quality.model import replayable, same_reward, worst
+from gymgate.quality.probe import cohort_size
+from gymgate.quality.recordings import as_rollout, config_for, read_recordings
 
 
 def ask(text: str) -> dict[str, Any]:

@@ -7,11 +7,11 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from gymgate.check import CheckResult
-from gymgate.check.record.files import shipped_records
 from gymgate.cli import cli
-from gymgate.config import RuntimeConfig
-from gymgate.runtime import open_catalog
+from gymgate.core.config import RuntimeConfig
+from gymgate.gym.runtime import open_catalog
+from gymgate.quality import CheckResult
+from gymgate.quality.record.files import shipped_records
 
 RELEASE = "0.7.0"
 RECORDS = [record for record in shipped_records() if record.nemo_gym == RELEASE]

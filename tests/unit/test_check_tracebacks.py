@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 import gymgate
-from gymgate.check.tracebacks import last_traceback
+from gymgate.quality.tracebacks import last_traceback
 
 GYMGATE = Path(gymgate.__file__).parent
 

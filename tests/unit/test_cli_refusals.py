@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gymgate.cli import main
-from gymgate.config import RuntimeConfig
-from gymgate.errors import ConfigError
-from gymgate.extras import install_command
-from gymgate.runtime import ensure_runtime
+from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import ConfigError
+from gymgate.core.extras import install_command
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.stack import ray_nodes
 
 

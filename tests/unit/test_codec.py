@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gymgate import codec
+from gymgate.core import codec
 
 TEXT = st.text(st.characters(), max_size=20)
 """Any code points, halves of surrogate pairs included."""

@@ -14,14 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli.aggregate import command
-from gymgate.collection import statistics as st
-from gymgate.collection import tables
-from gymgate.collection.aggregate import Runs, read_runs
-from gymgate.collection.metrics import keep, notes_on_tasks, parse_bounds, summary_rows, task_rows
-from gymgate.collection.report import write_report
-from gymgate.collection.tasks import CollectedTasks
-from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
-from gymgate.extras import install_command
+from gymgate.core.errors import ConfigError, DataError, GymgateError, MissingExtraError
+from gymgate.core.extras import install_command
+from gymgate.results import tables
+from gymgate.results.report import write_report
+from gymgate.runs import statistics as st
+from gymgate.runs.aggregate import Runs, read_runs
+from gymgate.runs.metrics import keep, notes_on_tasks, parse_bounds, summary_rows, task_rows
+from gymgate.runs.tasks import CollectedTasks
 
 SETTINGS = {"policy": {"type": "http", "model": "m"}}
 

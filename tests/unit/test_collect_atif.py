@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli.export import command
-from gymgate.collection.atif import MANIFEST, Conversation
-from gymgate.dataset.row import row_key
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
+from gymgate.results.atif import MANIFEST, Conversation
+from gymgate.rollouts.row import row_key
 
 PARAMS: dict[str, Any] = {
     "instructions": "be brief",

@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.compare import command
-from gymgate.collection.aggregate import read_runs
-from gymgate.collection.compare import Comparison, compare, sign_test_p
-from gymgate.errors import ConfigError, DataError
+from gymgate.core.errors import ConfigError, DataError
+from gymgate.results.compare import Comparison, compare, sign_test_p
+from gymgate.runs.aggregate import read_runs
 
 Rewards = Sequence[Sequence[float | None]]
 

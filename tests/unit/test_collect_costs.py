@@ -13,13 +13,13 @@ from test_collect_report import tables_of
 
 from gymgate.cli import cli
 from gymgate.cli.progress import state
-from gymgate.collection.aggregate import read_runs
-from gymgate.collection.costs import Price, TokenUsage, dollars, tokens_of_calls
-from gymgate.collection.plan import Identity, PlannedRollout
-from gymgate.collection.progress import RunProgress
-from gymgate.collection.record import collected, failure_line, to_line
-from gymgate.dataset.row import make_row
-from gymgate.rollout import ModelCall, Rollout, RolloutError, Usage
+from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
+from gymgate.rollouts.row import make_row
+from gymgate.runs.aggregate import read_runs
+from gymgate.runs.costs import Price, TokenUsage, dollars, tokens_of_calls
+from gymgate.runs.plan import Identity, PlannedRollout
+from gymgate.runs.progress import RunProgress
+from gymgate.runs.record import collected, failure_line, to_line
 from support.json_output import read_output
 
 PRICES = {"policy_model": Price(1.0, 4.0), "judge": Price(10.0, 10.0)}

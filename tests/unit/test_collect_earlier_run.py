@@ -19,17 +19,17 @@ from click.testing import CliRunner
 from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.export import command as export
 from gymgate.cli.report import command as report
-from gymgate.collection.collector import Collector
-from gymgate.collection.pace import Pace
-from gymgate.collection.plan import PlannedRollout, RolloutPlan
-from gymgate.collection.progress import RunProgress
-from gymgate.collection.record import CollectedRollout, read_values
-from gymgate.collection.settings import extent_of, settings_of
-from gymgate.collection.store import ROLLOUTS, open_run
-from gymgate.config import ReplayEndpoint, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.dataset import RowSource, open_rows
-from gymgate.errors import ConfigError
-from gymgate.rollout import Rollout, outcome_of
+from gymgate.core.config import ReplayEndpoint, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.core.errors import ConfigError
+from gymgate.gym.rows import RowSource, open_rows
+from gymgate.rollouts import Rollout, outcome_of
+from gymgate.runs.collector import Collector
+from gymgate.runs.pace import Pace
+from gymgate.runs.plan import PlannedRollout, RolloutPlan
+from gymgate.runs.progress import RunProgress
+from gymgate.runs.record import CollectedRollout, read_values
+from gymgate.runs.settings import extent_of, settings_of
+from gymgate.runs.store import ROLLOUTS, open_run
 
 EARLIER = Path(__file__).with_name("earlier_run")
 ENVIRONMENT = "example_single_tool_call"

@@ -11,14 +11,14 @@ import orjson
 import pytest
 from test_collect_report import RESULT, make_run
 
-from gymgate.collection.aggregate import Runs, read_tasks
-from gymgate.collection.growing import GrowingReport
-from gymgate.collection.page import keyed
-from gymgate.collection.record import LineReader, read_values
-from gymgate.collection.report import report_parts, title_of
-from gymgate.collection.report_data import ReportData
-from gymgate.collection.view import VersionedPage
-from gymgate.errors import DataError
+from gymgate.core.errors import DataError
+from gymgate.results.growing import GrowingReport
+from gymgate.results.page import keyed
+from gymgate.results.report import report_parts, title_of
+from gymgate.results.report_data import ReportData
+from gymgate.results.view import VersionedPage
+from gymgate.runs.aggregate import Runs, read_tasks
+from gymgate.runs.record import LineReader, read_values
 
 FOREVER = math.inf
 

@@ -12,21 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from gymgate.collection.plan import (
-    SEED_STRIDE,
-    Identity,
-    IdentitySet,
-    RolloutPlan,
-    Shard,
-    parse_seeds,
-    parse_shard,
-)
-from gymgate.collection.run import Collection
-from gymgate.collection.settings import settings_of
-from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
-from gymgate.dataset import RowSource, open_rows
-from gymgate.dataset.row import make_row
-from gymgate.errors import ConfigError, DataError
+from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
+from gymgate.core.errors import ConfigError, DataError
+from gymgate.gym.rows import RowSource, open_rows
+from gymgate.rollouts.row import make_row
+from gymgate.runs.plan import SEED_STRIDE, Identity, IdentitySet, RolloutPlan, Shard, parse_seeds, parse_shard
+from gymgate.runs.run import Collection
+from gymgate.runs.settings import settings_of
 
 
 def row(number: int) -> dict[str, Any]:

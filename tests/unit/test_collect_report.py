@@ -17,14 +17,14 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli.report import command
-from gymgate.collection import page
-from gymgate.collection.aggregate import Runs
-from gymgate.collection.export import export_dataset
-from gymgate.collection.page import LONGEST_TEXT
-from gymgate.collection.report import write_report
-from gymgate.collection.report_data import time_split
-from gymgate.errors import ConfigError, DataError
-from gymgate.rollout.transcript import Entry, transcript
+from gymgate.core.errors import ConfigError, DataError
+from gymgate.results import page
+from gymgate.results.export import export_dataset
+from gymgate.results.page import LONGEST_TEXT
+from gymgate.results.report import write_report
+from gymgate.results.report_data import time_split
+from gymgate.rollouts.transcript import Entry, transcript
+from gymgate.runs.aggregate import Runs
 
 HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
 RESULT: dict[str, Any] = {

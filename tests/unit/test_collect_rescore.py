@@ -12,21 +12,15 @@ import orjson
 import pytest
 
 from gymgate.cli.run import RunEnd, finish
-from gymgate.collection.aggregate import read_runs
-from gymgate.collection.plan import Identity, Shard
-from gymgate.collection.record import CollectedRollout, failure_line
-from gymgate.collection.rescore import (
-    Rescoring,
-    StoredRollout,
-    StoredRun,
-    as_recorded,
-    where_to_run,
-)
-from gymgate.collection.settings import settings_of
-from gymgate.config import EnvironmentConfig, ReplayEndpoint, RolloutLimits, StackConfig
-from gymgate.errors import ConfigError, DataError
-from gymgate.rollout import Rollout, RolloutError
-from gymgate.rollout.record import ModelCall
+from gymgate.core.config import EnvironmentConfig, ReplayEndpoint, RolloutLimits, StackConfig
+from gymgate.core.errors import ConfigError, DataError
+from gymgate.results.rescore import Rescoring, StoredRollout, StoredRun, as_recorded, where_to_run
+from gymgate.rollouts import Rollout, RolloutError
+from gymgate.rollouts.record import ModelCall
+from gymgate.runs.aggregate import read_runs
+from gymgate.runs.plan import Identity, Shard
+from gymgate.runs.record import CollectedRollout, failure_line
+from gymgate.runs.settings import settings_of
 from gymgate.stack import AgentInfo
 
 POLICY_GONE = {"kind": "policy", "type": "PolicyError", "message": "gone", "retryable": True}
@@ -56,7 +50,7 @@ def call(**details: Any) -> dict[str, Any]:
 
 def rows_at(path: Path, *texts: str) -> list[str]:
     """A file of rows with these inputs; their keys."""
-    from gymgate.dataset import open_rows
+    from gymgate.gym.rows import open_rows
 
     rows = [{"responses_create_params": {"input": text}} for text in texts]
     path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))

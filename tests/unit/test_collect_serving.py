@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli.serve_policy import command
-from gymgate.errors import ConfigError
-from gymgate.serving.servers import PolicyServers, gpus_here, sandbox_server
-from gymgate.serving.slurm_nodes import expand, job_nodes
+from gymgate.cluster.servers import PolicyServers, gpus_here, sandbox_server
+from gymgate.cluster.slurm_nodes import expand, job_nodes
+from gymgate.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(

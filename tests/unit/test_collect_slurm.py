@@ -18,15 +18,9 @@ from click.testing import CliRunner
 from gymgate.cli import slurm
 from gymgate.cli.interrupts import INTERRUPTED
 from gymgate.cli.slurm import command
-from gymgate.collection.plan import parse_seeds
-from gymgate.collection.slurm import (
-    SlurmJob,
-    aggregate_script,
-    array_script,
-    seconds_of,
-    submit_script,
-)
-from gymgate.errors import ConfigError, GymgateError
+from gymgate.cluster.slurm import SlurmJob, aggregate_script, array_script, seconds_of, submit_script
+from gymgate.core.errors import ConfigError, GymgateError
+from gymgate.runs.plan import parse_seeds
 
 RUN = ("mcqa", "-b", "http://h/v1", "-m", "a model's name")
 

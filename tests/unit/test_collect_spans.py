@@ -19,13 +19,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from gymgate import RolloutTracer
-from gymgate.collection import spans as spans_module
-from gymgate.collection.record import CollectedRollout
-from gymgate.collection.spans import CAPTURE_CONTENT, models_of
-from gymgate.config import HTTPEndpoint, ReplayEndpoint
-from gymgate.errors import ConfigError, MissingExtraError
-from gymgate.extras import install_command
-from gymgate.rollout import ModelCall, Rollout, RolloutError, Timing, Usage
+from gymgate.core.config import HTTPEndpoint, ReplayEndpoint
+from gymgate.core.errors import ConfigError, MissingExtraError
+from gymgate.core.extras import install_command
+from gymgate.results import spans as spans_module
+from gymgate.results.spans import CAPTURE_CONTENT, models_of
+from gymgate.rollouts import ModelCall, Rollout, RolloutError, Timing, Usage
+from gymgate.runs.record import CollectedRollout
 
 RESULT: dict[str, Any] = {
     "responses_create_params": {"input": [{"role": "user", "content": "the secret"}]},

@@ -17,29 +17,15 @@ from typing import Any
 import orjson
 import pytest
 
-from gymgate.collection.pace import (
-    DEFAULT_BUDGETS,
-    Pace,
-    fitting_concurrency,
-    may_retry,
-    parse_budgets,
-    wait_s,
-)
-from gymgate.collection.plan import Identity, RolloutPlan, Shard
-from gymgate.collection.record import (
-    CollectedRollout,
-    collected,
-    failure_line,
-    line_identity,
-    read_values,
-    to_line,
-)
-from gymgate.collection.run import _Finished, _refuse_other_split
-from gymgate.collection.store import LineLog, differences, open_run, read_run, run_directories
-from gymgate.dataset import RowSource
-from gymgate.dataset.row import make_row
-from gymgate.errors import ConfigError, DataError
-from gymgate.rollout import ModelCall, Rollout, RolloutError, Usage
+from gymgate.core.errors import ConfigError, DataError
+from gymgate.gym.rows import RowSource
+from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
+from gymgate.rollouts.row import make_row
+from gymgate.runs.pace import DEFAULT_BUDGETS, Pace, fitting_concurrency, may_retry, parse_budgets, wait_s
+from gymgate.runs.plan import Identity, RolloutPlan, Shard
+from gymgate.runs.record import CollectedRollout, collected, failure_line, line_identity, read_values, to_line
+from gymgate.runs.run import _Finished, _refuse_other_split
+from gymgate.runs.store import LineLog, differences, open_run, read_run, run_directories
 
 SETTINGS = {"policy": {"model": "a", "sampling": {"temperature": 1.0}}, "sources": ["x"]}
 
@@ -120,7 +106,7 @@ def test_a_run_keeps_its_beginning_and_its_retries_are_given_back_if_asked(
     with open_run(tmp_path, SETTINGS, {}) as run:
         run.failures.append(failure_line(collected(job(), failed_rollout(), 1), final=True))
     began = read_run(tmp_path)["created"]
-    monkeypatch.setattr("gymgate.collection.store.time.time", lambda: began + 1000)
+    monkeypatch.setattr("gymgate.runs.store.time.time", lambda: began + 1000)
     for again in (False, True):
         with open_run(tmp_path, SETTINGS, {"rows": int(again)}) as run:
             finished = _Finished(run, rerun_failed=again)
@@ -215,7 +201,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from gymgate.collection.store import open_run\n"
+        "import sys; from pathlib import Path; from gymgate.runs.store import open_run\n"
         f"with open_run(Path({str(tmp_path)!r}), {SETTINGS!r}, {{}}): print('open', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
@@ -351,7 +337,7 @@ def test_failures_that_end_a_run_grow_with_its_concurrency() -> None:
 def test_concurrency_fits_the_limit_on_open_files() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 1024))\n"
-        "from gymgate.collection.pace import fitting_concurrency\n"
+        "from gymgate.runs.pace import fitting_concurrency\n"
         "print(fitting_concurrency(100)[0], *fitting_concurrency(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run(

@@ -13,8 +13,8 @@ from test_rollout_notebook import HOSTILE, Parsed
 
 import gymgate
 from gymgate.cli import cli
-from gymgate.collection.aggregate import Runs
-from gymgate.collection.gym_rollouts import export_rollouts
+from gymgate.runs.aggregate import Runs
+from gymgate.runs.gym_rollouts import export_rollouts
 
 
 def stored(path: Path, environment: str = "mcqa", *, planned: int = 4, **settings: Any) -> Path:

@@ -17,7 +17,7 @@ from verifiers.v1.trace import Trace
 from verifiers.v1.utils.trace_store import read_episodes
 
 from gymgate.cli.export import command
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
 from gymgate.integrations.verifiers.evaluation import metrics_of
 
 RESULT: dict[str, Any] = {

@@ -11,8 +11,8 @@ import orjson
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.errors import ConfigError
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.core.errors import ConfigError
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire
 
 NESTED: dict[str, Any] = {"stop": ["a", ["b"]], "response_format": {"type": "json", "keys": [{"k": [1]}]}}

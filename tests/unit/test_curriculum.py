@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.curriculum import simulate
 
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
 from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig, Group
 
 RATES = [0.0] * 40 + [0.05] * 20 + [0.5] * 20 + [0.95] * 20 + [1.0] * 40

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gymgate.cli import main
-from gymgate.dataset import RowFile, open_rows
-from gymgate.errors import ConfigError, DataError
-from gymgate.preparation import BlendFile, blend_files, parse_blend_file
+from gymgate.core.errors import ConfigError, DataError
+from gymgate.gym.preparation import BlendFile, blend_files, parse_blend_file
+from gymgate.gym.rows import open_rows
+from gymgate.rollouts import RowFile
 
 BIG = 123456789012345678901234567890
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import resolve
 from gymgate.cli import main
-from gymgate.errors import DataError, GymgateError, NeedMissingError, SetupError
-from gymgate.files import replacing, sha256_of
-from gymgate.preparation.failures import failure, missing_package, refusal
-from gymgate.preparation.program import run_program
+from gymgate.core.errors import DataError, GymgateError, NeedMissingError, SetupError
+from gymgate.core.files import replacing, sha256_of
+from gymgate.gym.inside import resolve
+from gymgate.gym.preparation.failures import failure, missing_package, refusal
+from gymgate.gym.preparation.program import run_program
 
 
 def link(

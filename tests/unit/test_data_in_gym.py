@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gymgate.preparation.in_gym.directories import KINDS, LARGE, Directories, sha256_of
-from gymgate.preparation.in_gym.events import EndedError, Events, chain
-from gymgate.preparation.in_gym.fetching import Fetcher, FetchNote
-from gymgate.preparation.in_gym.scripts import run_script
-from gymgate.preparation.in_gym.sources import RawSource
+from gymgate.gym.inside.preparation.directories import KINDS, LARGE, Directories, sha256_of
+from gymgate.gym.inside.preparation.events import EndedError, Events, chain
+from gymgate.gym.inside.preparation.fetching import Fetcher, FetchNote
+from gymgate.gym.inside.preparation.scripts import run_script
+from gymgate.gym.inside.preparation.sources import RawSource
 
 WRITES = """
 import argparse

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.errors import SetupError
-from gymgate.preparation.program import workspace
+from gymgate.core.errors import SetupError
+from gymgate.gym.preparation.program import workspace
 
 
 def quiet(_: str) -> None: ...

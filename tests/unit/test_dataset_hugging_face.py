@@ -16,8 +16,8 @@ SCRIPT = """
 import json, sys
 import datasets
 from pathlib import Path
-from gymgate.dataset import open_rows
-from gymgate.errors import GymgateError
+from gymgate.rollouts import open_rows
+from gymgate.core.errors import GymgateError
 here = Path(sys.argv[1])
 rows = [
     {"responses_create_params": {"input": [{"role": "user", "content": "a"}], "tools": [{"name": "t"}]}, "agent_ref": None},

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymgate import codec
-from gymgate.dataset import RowFile
-from gymgate.errors import DataError
+from gymgate.core import codec
+from gymgate.core.errors import DataError
+from gymgate.rollouts import RowFile
 
 
 @pytest.fixture(autouse=True)

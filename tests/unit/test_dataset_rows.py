@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-import gymgate.dataset.sources as sources
-from gymgate.catalog import DataFile, Environment
-from gymgate.dataset import Row, blend, make_row, open_rows, row_key
-from gymgate.errors import ConfigError, DataError, MissingExtraError
-from gymgate.extras import install_command
+import gymgate.gym.rows as sources
+from gymgate.core.errors import ConfigError, DataError, MissingExtraError
+from gymgate.core.extras import install_command
+from gymgate.gym.catalog import DataFile, Environment
+from gymgate.gym.rows import open_rows
+from gymgate.rollouts import Row, blend, make_row, row_key
 
 ROW = {"responses_create_params": {"input": "hi"}}
 
@@ -82,7 +83,7 @@ def environment(tmp_path: Path) -> Environment:
 
 
 def config(path: Path) -> Any:
-    from gymgate.catalog import EnvConfig
+    from gymgate.gym.catalog import EnvConfig
 
     return EnvConfig("e", path / "configs" / "e.yaml")
 

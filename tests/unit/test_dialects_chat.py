@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import ConfigError, PolicyError
+from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.gateway.dialects import translate_answer, translate_request
 from support.translation import checked_translation
 

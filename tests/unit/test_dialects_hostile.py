@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import PolicyError
+from gymgate.core.errors import PolicyError
 from gymgate.gateway.dialects import encode_stream, translate_answer
 
 HALF = json.loads('"\\ud800"')

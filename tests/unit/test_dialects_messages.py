@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import Dialect
-from gymgate.errors import ConfigError
+from gymgate.core.config import Dialect
+from gymgate.core.errors import ConfigError
 from gymgate.gateway.dialects import ConversationMemory, translate_answer, translate_request
 
 Json = dict[str, Any]

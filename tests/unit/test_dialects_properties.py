@@ -11,8 +11,8 @@ import orjson
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gymgate.config import Dialect
-from gymgate.errors import ConfigError, PolicyError
+from gymgate.core.config import Dialect
+from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.gateway.dialects import (
     ConversationMemory,
     finish_reason_of,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import Dialect
-from gymgate.errors import TokenDataError
+from gymgate.core.config import Dialect
+from gymgate.core.errors import TokenDataError
 from gymgate.gateway.dialects import error_body, finish_reason_of, token_data_of, usage_of
 from gymgate.gateway.dialects.usage import usage_for_chat, usage_for_responses
-from gymgate.rollout import Usage
+from gymgate.rollouts import Usage
 from gymgate.tokens import TokenTurn, assemble
 
 Json = dict[str, Any]

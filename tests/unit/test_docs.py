@@ -25,7 +25,7 @@ from markdown_it.token import Token
 
 from gymgate.cli import cli
 from gymgate.cli.init import NAME, TEMPLATE, write_environment
-from gymgate.errors import MissingExtraError
+from gymgate.core.errors import MissingExtraError
 from support.pages import command_lines
 
 ROOT = Path(__file__).parents[2]

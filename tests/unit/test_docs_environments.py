@@ -14,9 +14,9 @@ from typing import Any
 import click
 import pytest
 
-from gymgate.check.record.files import shipped_records
-from gymgate.check.record.findings import noticed
 from gymgate.cli import cli
+from gymgate.quality.record.files import shipped_records
+from gymgate.quality.record.findings import noticed
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "environments").glob("*.md"))

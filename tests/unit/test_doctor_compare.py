@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gymgate.core.extras import install_command
 from gymgate.doctor.compare import first_difference, retokenise
 from gymgate.doctor.versions import NEEDED, check_versions, meets
-from gymgate.extras import install_command
 from gymgate.tokens import TokenTurn
 
 TEXTS = {1: "a", 2: "b", 3: "ab"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gymgate
-from gymgate import errors
+from gymgate.core import errors
 
 SOURCE = Path(gymgate.__file__).parent
 CLASSES = {

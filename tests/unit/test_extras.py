@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from packaging.requirements import Requirement
 
-from gymgate.extras import install_command
+from gymgate.core.extras import install_command
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

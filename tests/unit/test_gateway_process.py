@@ -7,8 +7,8 @@ import resource
 import pytest
 from yarl import URL
 
-from gymgate import http_client, retrying
-from gymgate.errors import PolicyError
+from gymgate.core import http_client, retrying
+from gymgate.core.errors import PolicyError
 from gymgate.gateway.limits import raise_file_limit
 
 PROXIED = {

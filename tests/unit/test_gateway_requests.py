@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gymgate.core.json_server import error_text, shortened
 from gymgate.gateway import retries
 from gymgate.gateway.call import Call
 from gymgate.gateway.dialects.reading import fault_of
@@ -18,8 +19,7 @@ from gymgate.gateway.requests import (
     take_routing_entry,
 )
 from gymgate.gateway.retries import HASHED, RequestKey, RetryDeduplicator
-from gymgate.json_server import error_text, shortened
-from gymgate.rollout.record import ModelCall
+from gymgate.rollouts.record import ModelCall
 
 KEY = "0123456789abcdef" * 2
 

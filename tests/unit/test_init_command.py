@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from gymgate.cli import cli, init
 from gymgate.cli.init import CLASS, NAME, TEMPLATE, write_environment
-from gymgate.errors import ConfigError, DataError, OptionError
+from gymgate.core.errors import ConfigError, DataError, OptionError
 
 
 @pytest.fixture(autouse=True)

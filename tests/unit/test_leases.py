@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import ConfigError, StackLostError, StackStartError
+from gymgate.core.config import RolloutLimits, StackConfig
+from gymgate.core.errors import ConfigError, StackLostError, StackStartError
 from gymgate.stack import client
 from gymgate.stack import leases as module
 from gymgate.stack.launch import DaemonAddress

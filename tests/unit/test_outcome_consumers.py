@@ -11,27 +11,27 @@ from typing import Any
 import orjson
 import pytest
 
-from gymgate.api import run_row
 from gymgate.cli.progress import state
 from gymgate.cli.run import summary_of
-from gymgate.collection.aggregate import Runs, read_runs, read_tasks
-from gymgate.collection.counts import RolloutCounts
-from gymgate.collection.export import export_dataset
-from gymgate.collection.gym_rollouts import from_gym, to_gym
-from gymgate.collection.metrics import keep, summary_rows, task_rows
-from gymgate.collection.progress import RunProgress
-from gymgate.collection.record import CollectedRollout
-from gymgate.collection.report import write_report
-from gymgate.collection.report_data import REWARD, ReportData
-from gymgate.collection.tasks import CollectedTasks
-from gymgate.config import StackConfig
-from gymgate.errors import EnvironmentServerError, TokenDataError
+from gymgate.core.config import StackConfig
+from gymgate.core.errors import EnvironmentServerError, TokenDataError
+from gymgate.gym.by_name import run_row
 from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics
 from gymgate.integrations.trl import batch as batch_module
 from gymgate.integrations.trl.batch import group_metrics, nemo_gym_reward, to_batch, to_samples
 from gymgate.integrations.verl.metrics import log_entries, why_untrained
 from gymgate.integrations.verl.outputs import reward_extra_info
-from gymgate.rollout import Rollout, RolloutError, Segment, outcome_of
+from gymgate.results.export import export_dataset
+from gymgate.results.report import write_report
+from gymgate.results.report_data import REWARD, ReportData
+from gymgate.rollouts import Rollout, RolloutError, Segment, outcome_of
+from gymgate.runs.aggregate import Runs, read_runs, read_tasks
+from gymgate.runs.counts import RolloutCounts
+from gymgate.runs.gym_rollouts import from_gym, to_gym
+from gymgate.runs.metrics import keep, summary_rows, task_rows
+from gymgate.runs.progress import RunProgress
+from gymgate.runs.record import CollectedRollout
+from gymgate.runs.tasks import CollectedTasks
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
 
 ERROR = RolloutError(kind="environment", message="m", type="EnvironmentServerError")
@@ -84,7 +84,7 @@ async def test_one_row_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def acquire(config: StackConfig) -> AsyncIterator[Any]:
         yield SimpleNamespace(run=run)
 
-    monkeypatch.setattr("gymgate.api.acquire", acquire)
+    monkeypatch.setattr("gymgate.gym.by_name.acquire", acquire)
     row = {"responses_create_params": {"input": "hi"}}
     if name == "failed":
         with pytest.raises(EnvironmentServerError, match="m"):

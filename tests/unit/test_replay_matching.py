@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_replay_recordings import call, output, reasoning, record, recordings, said, user
 
-from gymgate.errors import ConfigError, DataError, UnknownConversationError
+from gymgate.core.errors import ConfigError, DataError, UnknownConversationError
 from gymgate.gateway.dialects import translate_answer
 from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.replay.conversation import blocks_of

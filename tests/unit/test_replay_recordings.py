@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import DataError
+from gymgate.core.errors import DataError
 from gymgate.gateway.replay.backend import complete_item
 from gymgate.gateway.replay.conversation import blocks_of
 from gymgate.gateway.replay.index import ReplayIndex

@@ -8,8 +8,8 @@ import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gymgate import codec
-from gymgate.rollout.bodies import RequestLog, read_requests
+from gymgate.core import codec
+from gymgate.rollouts.bodies import RequestLog, read_requests
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from([0.0, 1.0, "a", "b"]),

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gymgate.rollout import result as results
-from gymgate.rollout.breakdowns import AGENTS, SCORINGS, breakdown
+from gymgate.rollouts import result as results
+from gymgate.rollouts.breakdowns import AGENTS, SCORINGS, breakdown
 
 DOCS = Path(__file__).parents[2] / "docs" / "outcomes.md"
 SAID = {"output": [{"type": "message"}]}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gymgate
-from gymgate.rollout import ModelCall, Rollout, RolloutError, Timing
+from gymgate.rollouts import ModelCall, Rollout, RolloutError, Timing
 
 HOSTILE = "</pre></details><script>alert(1)</script><img src=x onerror=alert(1)>\ud800 \"'&"
 

@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
-from gymgate.errors import ErrorKind
-from gymgate.rollout import ModelCall, Rollout, RolloutError, outcome_of
-from gymgate.rollout.outcome import asked_policy
+from gymgate.core.errors import ErrorKind
+from gymgate.rollouts import ModelCall, Rollout, RolloutError, outcome_of
+from gymgate.rollouts.outcome import asked_policy
 
 DOCS = Path(__file__).parents[2] / "docs" / "outcomes.md"
 HEAD = "| rollout | scored | in means | trained on | retried | reason |"

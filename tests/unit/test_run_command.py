@@ -13,10 +13,10 @@ from gymgate.cli.options import GROUPS, OTHER
 from gymgate.cli.policies import endpoint_list
 from gymgate.cli.progress import duration, state
 from gymgate.cli.run import command
-from gymgate.collection import progress as progress_module
-from gymgate.collection.progress import RunProgress
-from gymgate.errors import ConfigError
-from gymgate.rollout import Outcome, Rollout
+from gymgate.core.errors import ConfigError
+from gymgate.rollouts import Outcome, Rollout
+from gymgate.runs import progress as progress_module
+from gymgate.runs.progress import RunProgress
 
 
 def test_endpoint_lists(monkeypatch: pytest.MonkeyPatch) -> None:

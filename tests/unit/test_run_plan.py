@@ -17,16 +17,16 @@ from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.metrics_tables import print_causes, print_results
 from gymgate.cli.policies import only_recorded, recordings_of, replay_files
 from gymgate.cli.run import summary_of
-from gymgate.collection.metrics import summary_rows
-from gymgate.collection.plan import RolloutPlan
-from gymgate.collection.progress import RunProgress
-from gymgate.collection.record import CollectedRollout
-from gymgate.collection.tasks import CollectedTasks
-from gymgate.config import HTTPEndpoint, ReplayEndpoint
-from gymgate.dataset import RowSource, open_rows
-from gymgate.errors import ConfigError, DataError
+from gymgate.core.config import HTTPEndpoint, ReplayEndpoint
+from gymgate.core.errors import ConfigError, DataError
 from gymgate.gateway.replay.recording import Recording
-from gymgate.rollout import Rollout, RolloutError
+from gymgate.gym.rows import RowSource, open_rows
+from gymgate.rollouts import Rollout, RolloutError
+from gymgate.runs.metrics import summary_rows
+from gymgate.runs.plan import RolloutPlan
+from gymgate.runs.progress import RunProgress
+from gymgate.runs.record import CollectedRollout
+from gymgate.runs.tasks import CollectedTasks
 
 
 def test_judges(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.check import CheckRequest
 from gymgate.cli.environments import checked_env_vars, environment_configs
-from gymgate.config import EnvironmentConfig, StackConfig
-from gymgate.errors import ConfigError
+from gymgate.core.config import EnvironmentConfig, StackConfig
+from gymgate.core.errors import ConfigError
+from gymgate.quality import CheckRequest
 from gymgate.stack.identity import identity_of
 
 NESTED = """

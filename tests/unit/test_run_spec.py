@@ -12,11 +12,11 @@ from click.testing import CliRunner
 
 from gymgate.cli.options import Option
 from gymgate.cli.run import command
-from gymgate.collection.spec import RunSpec
-from gymgate.config import Config, StackConfig
-from gymgate.errors import ConfigError, OptionError
+from gymgate.core.config import Config, StackConfig
+from gymgate.core.errors import ConfigError, OptionError
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.integrations.verl.worker import LoopConfig
+from gymgate.runs.spec import RunSpec
 
 WORDS = (
     "mcqa calendar -n 5 -r 4 --seeds 2 -b http://a/v1,http://b/v1 -m M --dialect responses --max-retries 0 --sampling top_p=1 "

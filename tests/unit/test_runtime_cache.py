@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from gymgate.cli import cli
 from gymgate.cli.cache import age_text, size_text
-from gymgate.runtime import held
-from gymgate.runtime.cache import CacheEntry, cache_entries, clean, gym_cache, measure
-from gymgate.runtime.venv import MARKER
+from gymgate.gym.runtime import held
+from gymgate.gym.runtime.cache import CacheEntry, cache_entries, clean, gym_cache, measure
+from gymgate.gym.runtime.venv import MARKER
 
 DAY = 86400.0
 

@@ -14,16 +14,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gymgate.check import CheckRequest, processes
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig
-from gymgate.errors import GymgateError, StackStartError
-from gymgate.preparation import PrepareConfig
-from gymgate.preparation.order import program_env
-from gymgate.runtime import installer, interpreters, venv
-from gymgate.runtime import npm as npm_programs
-from gymgate.runtime.command import CommandError
-from gymgate.runtime.installer import UvFailedError, run_uv
-from gymgate.serving.servers import gpus_here
+from gymgate.cluster.servers import gpus_here
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
+from gymgate.core.errors import GymgateError, StackStartError
+from gymgate.gym.preparation import PrepareConfig
+from gymgate.gym.preparation.order import program_env
+from gymgate.gym.runtime import installer, interpreters, venv
+from gymgate.gym.runtime import npm as npm_programs
+from gymgate.gym.runtime.command import CommandError
+from gymgate.gym.runtime.installer import UvFailedError, run_uv
+from gymgate.quality import CheckRequest, processes
 from gymgate.stack import connect, launch, leases
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.launch import DaemonAddress

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from gymgate.runtime.command import CommandError, CommandTimeoutError, run_command
+from gymgate.gym.runtime.command import CommandError, CommandTimeoutError, run_command
 
 
 def run(script: str, timeout_s: float = 20.0, **options: object) -> str:

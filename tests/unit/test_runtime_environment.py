@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.runtime import clean_env
-from gymgate.runtime.environment import installer_env, users_env
-from gymgate.runtime.pip_settings import index_settings
+from gymgate.gym.runtime import clean_env
+from gymgate.gym.runtime.environment import installer_env, users_env
+from gymgate.gym.runtime.pip_settings import index_settings
 
 SECRETS = (
     "OPENAI_API_KEY",

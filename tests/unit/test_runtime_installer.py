@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.config import SUPPORTED_NEMO_GYM
-from gymgate.errors import SetupError
-from gymgate.runtime import installer
-from gymgate.runtime.ensure import explain_failure
-from gymgate.runtime.installer import UvFailedError, condense, find_uv, kind_of, run_uv
-from gymgate.runtime.lockfile import LOCKS, package_of, pins, read_lock, split_lock
+from gymgate.core.config import SUPPORTED_NEMO_GYM
+from gymgate.core.errors import SetupError
+from gymgate.gym.runtime import installer
+from gymgate.gym.runtime.ensure import explain_failure
+from gymgate.gym.runtime.installer import UvFailedError, condense, find_uv, kind_of, run_uv
+from gymgate.gym.runtime.lockfile import LOCKS, package_of, pins, read_lock, split_lock
 
 NEW_WORDS = """\
 Using Python 3.13.0 environment at: v

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.errors import SetupError
-from gymgate.runtime import interpreters
-from gymgate.runtime.interpreters import (
+from gymgate.core.errors import SetupError
+from gymgate.gym.runtime import interpreters
+from gymgate.gym.runtime.interpreters import (
     Interpreter,
     choose,
     find_interpreters,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.errors import NeedMissingError, SetupError
-from gymgate.runtime.npm import ensure_agent_command
+from gymgate.core.errors import NeedMissingError, SetupError
+from gymgate.gym.runtime.npm import ensure_agent_command
 
 NPM = """#!/bin/sh
 echo "$@" >> {log}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.errors import SetupError
-from gymgate.runtime.npm import install_package
+from gymgate.core.errors import SetupError
+from gymgate.gym.runtime.npm import install_package
 
 NPM = """#!/usr/bin/env python3
 import json, pathlib, sys

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli import cli
-from gymgate.config import StackConfig
+from gymgate.core.config import StackConfig
 from gymgate.doctor.machine import check_machine
-from gymgate.runtime.containers import labels_of, leftovers
+from gymgate.gym.runtime.containers import labels_of, leftovers
 from gymgate.stack.identity import identity_of
 from gymgate.stack.paths import process_directory, ray_directory, salt
 from support.namespaces import elsewhere, lives_elsewhere
@@ -55,7 +55,7 @@ def test_a_shared_stack_has_another_socket_in_another_pid_namespace(base: Path) 
     """Else a start there would replace the socket of the daemon here."""
     config = StackConfig(environments=("mcqa",), share="machine")
     program = f"""
-from gymgate.config import StackConfig
+from gymgate.core.config import StackConfig
 from gymgate.stack.identity import identity_of
 from gymgate.stack.paths import salt
 print(identity_of(StackConfig.model_validate_json({config.model_dump_json()!r}), salt()))
@@ -98,7 +98,7 @@ def test_cleaning_in_another_pid_namespace_leaves_this_ones_containers(base: Pat
 
 
 def test_containers_of_another_boot_or_machine_are_named_and_stay(base: Path, docker: Path) -> None:
-    from gymgate.runtime.containers import PROCESS
+    from gymgate.gym.runtime.containers import PROCESS
 
     ended = subprocess.Popen(["true"])
     own = labels_of("s", "s.1")[PROCESS]

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 import yaml
 
-from gymgate.catalog import Catalog
-from gymgate.catalog.resolve import provider_in, sandbox_references, value_at
-from gymgate.catalog.sandboxes import (
+from gymgate.cli.environments import config_names, environment_configs
+from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
+from gymgate.core.errors import ConfigError, NeedMissingError
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.catalog.sandboxes import (
     choose_provider,
     packaged_providers,
     providers_of,
     refuse_undefined,
     sandbox_block,
 )
-from gymgate.cli.environments import config_names, environment_configs
-from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
-from gymgate.errors import ConfigError, NeedMissingError
+from gymgate.gym.inside.resolve import provider_in, sandbox_references, value_at
+from gymgate.gym.runtime import sandboxes as machine
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.integrations.verl.worker import LoopConfig
-from gymgate.runtime import sandboxes as machine
 
 PROVIDERS = (
     "apptainer",
@@ -269,7 +269,7 @@ def test_one_file_that_is_not_the_environments_own(tmp_path: Path, monkeypatch: 
 @pytest.fixture(scope="module")
 def release() -> Catalog:
     """The installed 0.7.0."""
-    from gymgate.runtime import ensure_runtime
+    from gymgate.gym.runtime import ensure_runtime
 
     runtime = ensure_runtime(RuntimeConfig(version="0.7.0"))
     return Catalog(runtime.site, runtime.version)
@@ -286,7 +286,7 @@ def test_every_provider_of_the_release_has_settings(release: Catalog) -> None:
 def test_requirements_of_providers_are_those_of_the_releases_extras(release: Catalog) -> None:
     from packaging.requirements import Requirement
 
-    from gymgate.catalog.requirements import Distributions
+    from gymgate.gym.catalog.requirements import Distributions
 
     installed = Distributions(release.site)
     lines = [*installed.gym_extra("sandbox"), *installed.gym_extra("openshell")]
@@ -299,7 +299,7 @@ def test_requirements_of_providers_are_those_of_the_releases_extras(release: Cat
 @pytest.mark.gym
 def test_every_packaged_config_that_names_a_sandbox_gets_each_provider(release: Catalog) -> None:
     """All configs of 0.7.0, read as Gym's parser reads them: afterwards no block is left undefined."""
-    from gymgate.catalog.parse import ConfigProblem, ConfigReader
+    from gymgate.gym.catalog.parse import ConfigProblem, ConfigReader
 
     reader = ConfigReader([release.site])
     blocks = {provider: sandbox_block(provider, release.site) for provider in PROVIDERS}

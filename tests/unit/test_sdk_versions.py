@@ -6,8 +6,8 @@ from importlib import metadata
 
 import pytest
 
-from gymgate.errors import MissingExtraError
-from gymgate.extras import install_command
+from gymgate.core.errors import MissingExtraError
+from gymgate.core.extras import install_command
 from gymgate.integrations import versions
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import ConfigError, TokenDataError
+from gymgate.core.errors import ConfigError, TokenDataError
 from gymgate.integrations.skyrl.dataset import NeMoGymDataset
 from gymgate.integrations.skyrl.outputs import Row, log_entries, reward_of, to_output, to_rows
 from gymgate.integrations.skyrl.policy import (
@@ -22,7 +22,7 @@ from gymgate.integrations.skyrl.policy import (
     pinned_sampling,
 )
 from gymgate.integrations.training.rollouts import SampledRollout, rollout_metrics
-from gymgate.rollout import Rollout, RolloutError, Timing
+from gymgate.rollouts import Rollout, RolloutError, Timing
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
 
 EOS = 9

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gymgate.cli import cli, main
-from gymgate.errors import ConfigError, OptionError
+from gymgate.core.errors import ConfigError, OptionError
 from gymgate.stack import daemons, ending
 from gymgate.stack.daemons import DaemonProcess, DaemonReport, FoundDaemons
 from gymgate.stack.launch import DaemonCommand

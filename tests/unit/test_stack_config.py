@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gymgate import codec
-from gymgate.catalog import ServerInstance
-from gymgate.catalog.resolve import NOWHERE, unset
-from gymgate.config import CallableEndpoint, HTTPEndpoint, RolloutLimits, StackConfig
-from gymgate.errors import ConfigError, NeedMissingError
-from gymgate.stack.forkserver import preloading
-from gymgate.stack.gym_config import checked_config, parse_order
+from gymgate.core import codec
+from gymgate.core.config import CallableEndpoint, HTTPEndpoint, RolloutLimits, StackConfig
+from gymgate.core.errors import ConfigError, NeedMissingError
+from gymgate.gym.gym_config import checked_config, parse_order
+from gymgate.gym.inside.forkserver import preloading
+from gymgate.gym.inside.resolve import NOWHERE, ServerInstance, unset
+from gymgate.gym.server_code import ServerCode, component_roots, own_modules, read_code
 from gymgate.stack.plan import servers_to_start
-from gymgate.stack.server_code import ServerCode, component_roots, own_modules, read_code
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
 from support.plans import plan_of
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gymgate.runtime.containers import SERVERS
+from gymgate.gym.runtime.containers import SERVERS
 from gymgate.stack import containers
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.stack import forkserver, forkserver_client
+from gymgate.gym.inside import forkserver
+from gymgate.stack import forkserver_client
 from gymgate.stack.children import Child
 from gymgate.stack.forkserver_client import ForkServerClient
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import gymgate
-from gymgate.config import HTTPEndpoint, ReplayEndpoint, StackConfig
-from gymgate.errors import ConfigError
+from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, StackConfig
+from gymgate.core.errors import ConfigError
 from gymgate.stack import identity
 from gymgate.stack.daemon import Daemon
 from gymgate.stack.identity import identity_of

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gymgate.runtime.owners import place
+from gymgate.gym.runtime.owners import place
 from gymgate.stack.paths import make_private, process_directory, remove_traces
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import ServerInstance
-from gymgate.config import EnvironmentConfig, Routing, StackConfig
-from gymgate.errors import ConfigError, ServerDiedError, StackStartError
+from gymgate.core.config import EnvironmentConfig, Routing, StackConfig
+from gymgate.core.errors import ConfigError, ServerDiedError, StackStartError
+from gymgate.gym.inside.resolve import ServerInstance
+from gymgate.gym.server_code import ServerCode
 from gymgate.stack import plan, running
 from gymgate.stack.environment import RunningEnvironment, StackContext
 from gymgate.stack.plan import EnvironmentPlan
 from gymgate.stack.running import RunningStack
-from gymgate.stack.server_code import ServerCode
 
 
 def context(root: Path, agent: dict[str, Any]) -> StackContext:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog.needs import judge_references
-from gymgate.catalog.resolve import AGENTS, NOWHERE, ServerInstance
-from gymgate.config import CallableEndpoint, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint
-from gymgate.errors import NeedMissingError
+from gymgate.core.config import CallableEndpoint, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint
+from gymgate.core.errors import NeedMissingError
+from gymgate.gym.catalog.needs import judge_references
+from gymgate.gym.inside.resolve import AGENTS, NOWHERE, ServerInstance
 from gymgate.stack.plan import EnvironmentPlan, keyless_endpoints
 from support.plans import plan_of
 

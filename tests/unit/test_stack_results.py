@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import (
+from gymgate.core.errors import (
     DataError,
     EnvironmentServerError,
     GymgateError,
@@ -16,7 +16,7 @@ from gymgate.errors import (
     RolloutTimeoutError,
     ServerDiedError,
 )
-from gymgate.rollout import result as results
+from gymgate.rollouts import result as results
 
 KEY = "0123456789abcdef" * 2
 

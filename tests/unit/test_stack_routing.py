@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gymgate import codec
-from gymgate.errors import DataError
+from gymgate.core import codec
+from gymgate.core.errors import DataError
 from gymgate.stack import routing
 from gymgate.stack.routing import Strategy, strategy_for
 

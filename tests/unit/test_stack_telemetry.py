@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import EnvironmentConfig
-from gymgate.stack.needs import telemetry_requirements
+from gymgate.core.config import EnvironmentConfig
+from gymgate.gym.needs import telemetry_requirements
 
 
 @pytest.mark.parametrize(

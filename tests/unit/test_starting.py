@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gymgate.errors import StackLostError
-from gymgate.starting import SharedStart
+from gymgate.core.errors import StackLostError
+from gymgate.core.starting import SharedStart
 
 
 class Service:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gymgate.errors import StackLostError
-from gymgate.task_groups import beside, task_group
+from gymgate.core.errors import StackLostError
+from gymgate.core.task_groups import beside, task_group
 
 
 async def lose() -> None:

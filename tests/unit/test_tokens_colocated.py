@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import PolicyError, TokenDataError
+from gymgate.core.errors import PolicyError, TokenDataError
 from gymgate.stack.sync import LoopThread
 from gymgate.tokens.engines import ColocatedEngine, Sample
 from gymgate.tokens.engines import colocated as module

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import PolicyError
-from gymgate.rollout.record import UNDELIVERED, ModelCall
+from gymgate.core.errors import PolicyError
+from gymgate.rollouts.record import UNDELIVERED, ModelCall
 from gymgate.tokens import TokenConversation, TokenPolicy, assemble, prefix_misses
 from gymgate.tokens.engines import CallableEngine, Sample
 from gymgate.tokens.messages import assistant_message, chat_answer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import PolicyError, TokenDataError
+from gymgate.core.errors import PolicyError, TokenDataError
 from gymgate.tokens.engines import CallableEngine, Sample, ServerManagerEngine
 from gymgate.tokens.sampling import Gate, sample_resuming
 

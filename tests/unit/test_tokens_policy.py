@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import PolicyError
+from gymgate.core.errors import PolicyError
 from gymgate.tokens.engines import CallableEngine, Sample
 from gymgate.tokens.sampling import (
     MAX_RESUMES,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import PolicyError
+from gymgate.core.errors import PolicyError
 from gymgate.tokens import Sample, TokenPolicy
 from gymgate.tokens.engines import CallableEngine
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymgate.errors import TokenDataError
-from gymgate.rollout.record import ModelCall, Rollout, Segment
+from gymgate.core.errors import TokenDataError
+from gymgate.rollouts.record import ModelCall, Rollout, Segment
 from gymgate.tokens.segments import (
     SampledCall,
     TokenTurn,

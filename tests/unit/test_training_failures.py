@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import (
+from gymgate.core.config import RolloutLimits, StackConfig
+from gymgate.core.errors import (
     ConfigError,
     DataError,
     GymgateError,
@@ -19,7 +19,7 @@ from gymgate.errors import (
     StackStartError,
 )
 from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
-from gymgate.rollout import Rollout
+from gymgate.rollouts import Rollout
 from gymgate.stack import AgentInfo
 from gymgate.tokens import Sample, TokenPolicy
 from gymgate.tokens.engines import CallableEngine

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import StackLostError
+from gymgate.core.config import RolloutLimits, StackConfig
+from gymgate.core.errors import StackLostError
 from gymgate.integrations.training import rollouts as module
 from gymgate.integrations.training.rollouts import RolloutRunner, rollout_metrics
-from gymgate.rollout import ModelCall, Rollout
+from gymgate.rollouts import ModelCall, Rollout
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.engines import CallableEngine, Sample
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import RuntimeConfig
-from gymgate.dataset import Row
-from gymgate.dataset.row import make_row
-from gymgate.errors import ConfigError
+from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import ConfigError
 from gymgate.integrations.training.rows import (
     WeightedSource,
     blended,
@@ -20,6 +18,8 @@ from gymgate.integrations.training.rows import (
     prompt_messages,
     read_rows,
 )
+from gymgate.rollouts import Row
+from gymgate.rollouts.row import make_row
 
 
 def source(name: str, count: int, weight: float) -> WeightedSource:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import ConfigError, DataError, PolicyError
+from gymgate.core.errors import ConfigError, DataError, PolicyError
 from gymgate.integrations.training.rollouts import (
     MAX_FAILED_BATCHES,
     MIN_FAILED_GROUPS,
@@ -22,7 +22,7 @@ from gymgate.integrations.training.spec import training_reward
 from gymgate.integrations.trl.batch import check_weights, nemo_gym_reward, to_batch
 from gymgate.integrations.trl.dataset import ROW_KEY, locate
 from gymgate.integrations.trl.spec import NeMoGymSpec
-from gymgate.rollout import Rollout, RolloutError
+from gymgate.rollouts import Rollout, RolloutError
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
 
 EOS = 9

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import StackLostError
+from gymgate.core.errors import StackLostError
 from gymgate.integrations.trl.async_worker import START_TIMEOUT_S, RolloutWorker
 
 ARGS = SimpleNamespace(vllm_server_base_url="http://127.0.0.1:9", queue_maxsize=4)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import RolloutLimits
-from gymgate.errors import ConfigError, PolicyError
+from gymgate.core.config import RolloutLimits
+from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.integrations.trl.policy import (
     TRLServerEngine,
     check_timeout,

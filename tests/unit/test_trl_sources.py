@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
-from gymgate.dataset.row import make_row
-from gymgate.errors import ConfigError, DataError
+from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
+from gymgate.core.errors import ConfigError, DataError
 from gymgate.integrations.training.rows import WeightedSource, in_turn, read_rows
 from gymgate.integrations.trl.dataset import open_sources, weights_of
+from gymgate.rollouts.row import make_row
 
 
 def test_in_turn_is_every_row_once() -> None:

@@ -16,8 +16,8 @@ from verifiers.v1.episode import WireEpisode
 from gymgate.cli import eval as eval_command
 from gymgate.cli.eval import Line, check_policy, read_line
 from gymgate.cli.policies import sampling_fields
-from gymgate.config import RuntimeConfig
-from gymgate.errors import ConfigError, PolicyError
+from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.verifiers import evaluation
 from gymgate.integrations.verifiers.evaluation import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import StackConfig
-from gymgate.errors import StackStartError
+from gymgate.core.config import StackConfig
+from gymgate.core.errors import StackStartError
 from gymgate.integrations import stacks
 from gymgate.integrations.verifiers.taskset import NeMoGymConfig
 

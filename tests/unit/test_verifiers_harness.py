@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import verifiers.v1 as vf
 
-from gymgate.config import RolloutLimits, StackConfig
+from gymgate.core.config import RolloutLimits, StackConfig
 from gymgate.integrations import stacks
 from gymgate.integrations.failures import RolloutFailed
 from gymgate.integrations.verifiers.harness import NeMoGymHarness, NeMoGymHarnessConfig
 from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymData
-from gymgate.rollout import ModelCall, Rollout, RolloutError
+from gymgate.rollouts import ModelCall, Rollout, RolloutError
 
 ROW: dict[str, Any] = {"responses_create_params": {"input": "hi"}}
 CONFIG = StackConfig(environments=("mcqa",))

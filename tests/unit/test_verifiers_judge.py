@@ -10,7 +10,7 @@ from verifiers.v1.clients import EvalClient, EvalClientConfig, ModelContext
 from verifiers.v1.clients.base import join_url
 from verifiers.v1.dialects import DIALECTS
 
-from gymgate.config import RolloutLimits
+from gymgate.core.config import RolloutLimits
 from gymgate.integrations.verifiers.harness import _judge_policy
 
 CHAT = next(dialect for dialect in DIALECTS if dialect.upstream_path.endswith("/chat/completions"))

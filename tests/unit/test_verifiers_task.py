@@ -9,7 +9,7 @@ import verifiers.v1 as vf
 from pydantic import ValidationError
 from verifiers.v1.utils.loaders import environment_class, harness_class, taskset_class
 
-from gymgate.config import HTTPEndpoint, StackConfig
+from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.integrations.failures import failure_of
 from gymgate.integrations.verifiers.harness import NeMoGymEnv, NeMoGymHarness, with_system_prompt
 from gymgate.integrations.verifiers.taskset import (
@@ -20,7 +20,7 @@ from gymgate.integrations.verifiers.taskset import (
     NeMoGymTaskset,
     record,
 )
-from gymgate.rollout import ModelCall, Rollout, RolloutError, Usage
+from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
 
 ROW: dict[str, Any] = {"responses_create_params": {"input": "hi"}, "answer": None, "tags": ["a"]}
 

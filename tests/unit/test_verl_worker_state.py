@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import StackStartError
+from gymgate.core.config import RolloutLimits, StackConfig
+from gymgate.core.errors import StackStartError
 from gymgate.integrations.training.rollouts import RolloutRunner
 from gymgate.integrations.verl import worker as worker_room
 from gymgate.integrations.verl.worker import LoopConfig, _workers, worker_of

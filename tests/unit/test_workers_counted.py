@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog.resolve import servers_of
-from gymgate.errors import ConfigError
-from gymgate.stack.server_code import read_code
+from gymgate.core.errors import ConfigError
+from gymgate.gym.inside.resolve import servers_of
+from gymgate.gym.server_code import read_code
 from gymgate.stack.workers import Workers, count_workers
 from support.plans import plan_of
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gymgate.errors import GymgateError, OptionError
+from gymgate.core.errors import GymgateError, OptionError
 
 COMMANDS = {
     "Rollouts": ("run", "eval", "rescore", "slurm"),
@@ -109,7 +109,7 @@ def _invalid_config(error: ValueError) -> str | None:
     """Return one line on an option's value that a config refuses; `None` for any other error."""
     from pydantic import ValidationError
 
-    from gymgate.config import Config, validation_message
+    from gymgate.core.config import Config, validation_message
 
     def names(cls: type) -> set[str]:
         return {cls.__name__}.union(*map(names, cls.__subclasses__()))

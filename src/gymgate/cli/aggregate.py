@@ -21,13 +21,13 @@ from gymgate.cli.options import (
     wide_option,
 )
 from gymgate.cli.output import log, print_json
-from gymgate.collection.aggregate import Runs, read_tasks, refuse_empty
-from gymgate.collection.costs import Price, TokenUsage, refuse_price_of_replay
-from gymgate.collection.metrics import keep, parse_bounds, parse_ks, task_rows
-from gymgate.collection.summary import RunSummary, summary_of
-from gymgate.collection.tables import checked_table, write_table
-from gymgate.collection.tracking import log_stored
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
+from gymgate.results.tables import checked_table, write_table
+from gymgate.results.tracking import log_stored
+from gymgate.runs.aggregate import Runs, read_tasks, refuse_empty
+from gymgate.runs.costs import Price, TokenUsage, refuse_price_of_replay
+from gymgate.runs.metrics import keep, parse_bounds, parse_ks, task_rows
+from gymgate.runs.summary import RunSummary, summary_of
 
 
 @dataclass(frozen=True)

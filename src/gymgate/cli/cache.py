@@ -15,7 +15,7 @@ from gymgate.cli.options import json_option
 from gymgate.cli.output import log, print_json, print_table
 
 if TYPE_CHECKING:
-    from gymgate.runtime.cache import CacheEntry
+    from gymgate.gym.runtime.cache import CacheEntry
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def command(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from gymgate.config import cache_dir
-    from gymgate.runtime.cache import cache_entries, measure
+    from gymgate.core.config import cache_dir
+    from gymgate.gym.runtime.cache import cache_entries, measure
 
     entries = cache_entries()
     if as_json:
@@ -113,8 +113,8 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
     Also removes Docker containers of stacks that are gone. Whatever a running stack or another process uses stays. gymgate
     makes or downloads again what it needs later. uv has its own cache: `uv cache prune`.
     """
-    from gymgate.runtime.cache import clean
-    from gymgate.runtime.containers import describe_unjudged, leftovers, remove_leftovers
+    from gymgate.gym.runtime.cache import clean
+    from gymgate.gym.runtime.containers import describe_unjudged, leftovers, remove_leftovers
 
     containers_left = leftovers()
     containers = [container for container in containers_left if container.is_certain]
@@ -140,7 +140,7 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
 
 
 def _row(entry: CacheEntry) -> tuple[str, ...]:
-    from gymgate.runtime.cache import measure
+    from gymgate.gym.runtime.cache import measure
 
     users, used = entry.users(), age_text(time.time() - entry.last_used)
     if users is not None:
@@ -155,7 +155,7 @@ def _name(entry: CacheEntry) -> str:
 
 
 def _description(entry: CacheEntry) -> CachePart:
-    from gymgate.runtime.cache import measure
+    from gymgate.gym.runtime.cache import measure
 
     users = entry.users()
     return CachePart(

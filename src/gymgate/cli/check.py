@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gymgate.api import load_catalog
-from gymgate.catalog.model import AGENT_KIND
-from gymgate.catalog.resolve import provider_in
-from gymgate.catalog.sandboxes import packaged_providers, sandbox_block
 from gymgate.cli.environments import (
     checked_env_vars,
     config_names,
@@ -49,13 +45,17 @@ from gymgate.cli.options import (
 )
 from gymgate.cli.output import log, print_json
 from gymgate.cli.policies import ask_judges, policy_endpoint, refuse_without_endpoint
-from gymgate.config import Routing, RuntimeConfig
-from gymgate.errors import ConfigError, GymgateError
-from gymgate.runtime.sandboxes import why_unusable
+from gymgate.core.config import Routing, RuntimeConfig
+from gymgate.core.errors import ConfigError, GymgateError
+from gymgate.gym.by_name import load_catalog
+from gymgate.gym.catalog.model import AGENT_KIND
+from gymgate.gym.catalog.sandboxes import packaged_providers, sandbox_block
+from gymgate.gym.inside.resolve import provider_in
+from gymgate.gym.runtime.sandboxes import why_unusable
 
 if TYPE_CHECKING:
-    from gymgate.check import CheckRequest, CheckResult
-    from gymgate.check.record.findings import Thresholds
+    from gymgate.quality import CheckRequest, CheckResult
+    from gymgate.quality.record.findings import Thresholds
 
 SECTIONS = ("shape", "deterministic", "cost", "trivial", "oracle", "policy", "failures")
 """Sections of a record that need a running environment."""
@@ -205,9 +205,9 @@ def command(
     With --record, -b or a threshold it also measures the environment's quality, which takes a few minutes more, and exits
     with 1 if a threshold is not met.
     """
-    from gymgate.check import CheckRequest, check_all
-    from gymgate.check.record.files import record_path, save_record
-    from gymgate.check.record.findings import Thresholds
+    from gymgate.quality import CheckRequest, check_all
+    from gymgate.quality.record.files import record_path, save_record
+    from gymgate.quality.record.findings import Thresholds
 
     if not environments and not everything:
         raise ConfigError("name environments, or give --all")
@@ -342,9 +342,9 @@ def _read_rows(
     as_json: bool,
 ) -> None:
     """Print what each environment's rows show, and add it to its record in `records`."""
-    from gymgate.check.record.files import load_record, record_path, save_record
-    from gymgate.check.record.findings import unclean
-    from gymgate.check.rows_only import read_rows
+    from gymgate.quality.record.files import load_record, record_path, save_record
+    from gymgate.quality.record.findings import unclean
+    from gymgate.quality.rows_only import read_rows
 
     catalog = load_catalog(gym, progress=log)
     results = []
@@ -390,7 +390,7 @@ def _kept(requests: Iterable[CheckRequest], records: Path) -> dict[str, CheckRes
 
     Raises `ConfigError` for two configs of the user that would have one record, `DataError` for a file that is none.
     """
-    from gymgate.check.record.files import load_record, record_path
+    from gymgate.quality.record.files import load_record, record_path
 
     own: dict[str, str] = {}
     kept: dict[str, CheckResult] = {}
@@ -408,7 +408,7 @@ def _kept(requests: Iterable[CheckRequest], records: Path) -> dict[str, CheckRes
 
 def _known(requests: Iterable[CheckRequest], records: Path) -> dict[str, CheckResult]:
     """The records that the requested sections are added to: those in `records`, else those that ship with gymgate."""
-    from gymgate.check.record.files import load_record, record_path, shipped_record
+    from gymgate.quality.record.files import load_record, record_path, shipped_record
 
     known: dict[str, CheckResult] = {}
     for request in requests:
@@ -424,7 +424,7 @@ def _known(requests: Iterable[CheckRequest], records: Path) -> dict[str, CheckRe
 
 def _missed(result: CheckResult, thresholds: Thresholds) -> list[str]:
     """The thresholds that a result does not meet, logged."""
-    from gymgate.check.record.findings import missed
+    from gymgate.quality.record.findings import missed
 
     lines = list(missed(result, thresholds))
     for line in lines:
@@ -433,7 +433,7 @@ def _missed(result: CheckResult, thresholds: Thresholds) -> list[str]:
 
 
 def _print(result: CheckResult) -> None:
-    from gymgate.check.record.findings import findings
+    from gymgate.quality.record.findings import findings
 
     rewards = f" {result.matched}/{result.compared}" if result.compared else ""
     detail = f" ({result.detail})" if result.detail else ""

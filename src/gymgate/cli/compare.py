@@ -12,11 +12,11 @@ import click
 from gymgate.cli.metrics_tables import shown_number
 from gymgate.cli.options import FILE, json_option, overlap_option, wide_option
 from gymgate.cli.output import Column, log, print_columns, print_json
-from gymgate.collection.aggregate import Runs, read_tasks
-from gymgate.collection.compare import Comparison, compare, write_comparison
-from gymgate.collection.tasks import Task, TaskKey, task_key
-from gymgate.errors import ConfigError
-from gymgate.rollout.transcript import opening
+from gymgate.core.errors import ConfigError
+from gymgate.results.compare import Comparison, compare, write_comparison
+from gymgate.rollouts.transcript import opening
+from gymgate.runs.aggregate import Runs, read_tasks
+from gymgate.runs.tasks import Task, TaskKey, task_key
 
 SHOWN_FLIPS = 5
 SHOWN_ALONE = 3

@@ -21,11 +21,11 @@ from gymgate.cli.options import (
     set_option,
 )
 from gymgate.cli.output import log, print_json, print_table
-from gymgate.config import RuntimeConfig
-from gymgate.errors import ConfigError
+from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gymgate.preparation import Manifest, PrepareConfig
+    from gymgate.gym.preparation import Manifest, PrepareConfig
 
 
 @click.group("data")
@@ -105,8 +105,8 @@ def prepare(
       gymgate data prepare math_with_judge --input raw.jsonl --prompt prompt.yaml
     """
     from gymgate.cli.environments import environment_configs, writable_path
-    from gymgate.preparation import ScriptHelp
-    from gymgate.preparation import prepare as prepare_data
+    from gymgate.gym.preparation import ScriptHelp
+    from gymgate.gym.preparation import prepare as prepare_data
 
     (environment_config,) = environment_configs((environment,), config, agent, settings)
     prepare_config = _prepare_config(environment=environment_config, runtime=gym, **options)
@@ -130,7 +130,7 @@ def _prepare_config(
     **fields: Any,
 ) -> PrepareConfig:
     """The config for the options, which have the names of its fields; `ConfigError` for those that do not fit."""
-    from gymgate.preparation import PrepareConfig
+    from gymgate.gym.preparation import PrepareConfig
 
     file = fields["input"]
     if script_arguments and not script_arguments[0].startswith("-"):
@@ -179,7 +179,7 @@ def blend(files: tuple[str, ...], output: Path, rows: int | None, seed: int, as_
     Each next row comes from FILE with a probability in proportion to WEIGHT (1 if not given); the order within a
     file is kept. A file that is exhausted, or has given CAP rows, drops out and the others share its weight.
     """
-    from gymgate.preparation import blend_files, parse_blend_file
+    from gymgate.gym.preparation import blend_files, parse_blend_file
 
     parsed = [parse_blend_file(text) for text in files]
     result = blend_files(parsed, output, rows=rows, seed=seed)

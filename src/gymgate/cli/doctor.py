@@ -11,11 +11,11 @@ import click
 
 from gymgate.cli.options import field_option, gym_option, json_option
 from gymgate.cli.output import log, print_json
-from gymgate.collection.spec import RunSpec
-from gymgate.config import RolloutLimits, StackConfig
+from gymgate.core.config import RolloutLimits, StackConfig
+from gymgate.runs.spec import RunSpec
 
 if TYPE_CHECKING:
-    from gymgate.config import RuntimeConfig
+    from gymgate.core.config import RuntimeConfig
     from gymgate.doctor import Finding
 
 _SIGNS = {True: "ok", False: "FAILED", None: "-"}

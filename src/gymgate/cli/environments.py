@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymgate.catalog.parse import read_yaml
 from gymgate.cli.options import key_variable, yaml_value
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, dotted
-from gymgate.errors import ConfigError, DataError, OptionError
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, dotted
+from gymgate.core.errors import ConfigError, DataError, OptionError
+from gymgate.gym.catalog.parse import read_yaml
 
 _JUDGE_FORMS = "NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"
 

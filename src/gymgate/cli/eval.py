@@ -40,13 +40,13 @@ from gymgate.cli.options import (
 )
 from gymgate.cli.output import log
 from gymgate.cli.policies import ask_judges, asked_endpoint, endpoint_list, sampling_fields
-from gymgate.collection.counts import RolloutCounts
-from gymgate.collection.metrics import parse_ks, summary_rows
-from gymgate.config import HTTPEndpoint, validation_message
-from gymgate.errors import ConfigError
+from gymgate.core.config import HTTPEndpoint, validation_message
+from gymgate.core.errors import ConfigError
+from gymgate.gym.needs import require_needs
 from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT, EvalOptions
 from gymgate.integrations.verifiers import PLUGIN_ID, require_verifiers
-from gymgate.stack.needs import require_needs
+from gymgate.runs.counts import RolloutCounts
+from gymgate.runs.metrics import parse_ks, summary_rows
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.cli.eval import EvalConfig

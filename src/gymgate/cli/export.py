@@ -9,12 +9,12 @@ import click
 
 from gymgate.cli.options import keep_option, overlap_option
 from gymgate.cli.output import log
-from gymgate.collection.aggregate import Runs, read_tasks
-from gymgate.collection.atif import export_trajectories
-from gymgate.collection.export import export_dataset, export_rows
-from gymgate.collection.gym_rollouts import export_rollouts
-from gymgate.collection.metrics import parse_bounds
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
+from gymgate.results.atif import export_trajectories
+from gymgate.results.export import export_dataset, export_rows
+from gymgate.runs.aggregate import Runs, read_tasks
+from gymgate.runs.gym_rollouts import export_rollouts
+from gymgate.runs.metrics import parse_bounds
 
 
 @click.command("export")

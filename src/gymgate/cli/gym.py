@@ -9,8 +9,8 @@ import click
 
 from gymgate.cli.options import gym_option
 from gymgate.cli.output import log
-from gymgate.config import RuntimeConfig
-from gymgate.errors import ConfigError
+from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import ConfigError
 
 
 @click.command(
@@ -28,10 +28,10 @@ def command(gym: RuntimeConfig, arguments: tuple[str, ...]) -> NoReturn:
       gymgate gym -- --help
       gymgate gym -- list environments
     """
-    from gymgate.runtime import ensure_runtime
-    from gymgate.runtime.environment import users_env
-    from gymgate.runtime.held import hand_over
-    from gymgate.runtime.installer import find_uv
+    from gymgate.gym.runtime import ensure_runtime
+    from gymgate.gym.runtime.environment import users_env
+    from gymgate.gym.runtime.held import hand_over
+    from gymgate.gym.runtime.installer import find_uv
 
     runtime = ensure_runtime(gym, progress=log)
     program = runtime.python.with_name("gym")

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gymgate.catalog import DataFile, EnvConfig, Environment
-from gymgate.catalog.model import Dataset
-from gymgate.catalog.needs import Need
-from gymgate.catalog.resolve import MISSING, SandboxReference, walk
-from gymgate.catalog.scan import images_of_rows
 from gymgate.cli.options import gym_option, json_option
 from gymgate.cli.output import log, print_json, print_table
-from gymgate.config import RuntimeConfig
-from gymgate.runtime import open_catalog
+from gymgate.core.config import RuntimeConfig
+from gymgate.gym.catalog import DataFile, EnvConfig, Environment
+from gymgate.gym.catalog.model import Dataset
+from gymgate.gym.catalog.needs import Need
+from gymgate.gym.catalog.scan import images_of_rows
+from gymgate.gym.inside.resolve import MISSING, SandboxReference, walk
+from gymgate.gym.runtime import open_catalog
 
 if TYPE_CHECKING:
-    from gymgate.check import CheckResult
+    from gymgate.quality import CheckResult
 
 _IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
 """Settings that name an image."""
@@ -107,7 +107,7 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
     catalog = open_catalog(gym, progress=log)
     found = catalog.look_up(environment, config_names)
     config = found.config(config_names or None)
-    from gymgate.check.record.files import shipped_record
+    from gymgate.quality.record.files import shipped_record
 
     record = shipped_record(found.kind, found.name, catalog.version)
     if as_json:
@@ -155,7 +155,7 @@ def _config_description(config: EnvConfig) -> ConfigDescription:
 
 def _record(record: CheckResult) -> None:
     """The shipped record in short."""
-    from gymgate.check.record.findings import noticed
+    from gymgate.quality.record.findings import noticed
 
     click.echo()
     cost, shape = record.cost, record.shape

@@ -11,13 +11,13 @@ from pathlib import Path
 import click
 import yaml
 
-from gymgate.api import load_catalog
-from gymgate.catalog import Catalog
-from gymgate.catalog.resolve import RESOURCES
 from gymgate.cli.environments import writable_path
 from gymgate.cli.options import DIRECTORY
-from gymgate.config import POLICY
-from gymgate.errors import ConfigError, DataError, OptionError
+from gymgate.core.config import POLICY
+from gymgate.core.errors import ConfigError, DataError, OptionError
+from gymgate.gym.by_name import load_catalog
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.inside.resolve import RESOURCES
 
 TEMPLATE = resources.files("gymgate") / "template"
 """Laid out as a user's own repository: `gymgate check` runs it as it is."""

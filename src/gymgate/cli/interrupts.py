@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gymgate.errors import GymgateError
+from gymgate.core.errors import GymgateError
 
 INTERRUPTED = 130
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import click
 
-from gymgate.catalog import Environment
-from gymgate.catalog.model import AGENT_KIND
-from gymgate.catalog.needs import Need
 from gymgate.cli.options import KINDS, gym_option, json_option, kind_option
 from gymgate.cli.output import log, print_json, print_table
-from gymgate.config import RuntimeConfig
-from gymgate.errors import ConfigError
-from gymgate.runtime import open_catalog
+from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import ConfigError
+from gymgate.gym.catalog import Environment
+from gymgate.gym.catalog.model import AGENT_KIND
+from gymgate.gym.catalog.needs import Need
+from gymgate.gym.runtime import open_catalog
 
 NEEDS = ("package", "judge", "key", "docker", "download", "git", "gpu", "binary", "config", "search")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gymgate.cli.ps import NONE
-from gymgate.errors import ConfigError, OptionError
+from gymgate.core.errors import ConfigError, OptionError
 
 if TYPE_CHECKING:
     from gymgate.stack.daemons import DaemonProcess

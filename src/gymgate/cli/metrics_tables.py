@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymgate.cli.output import Column, log, print_columns
-from gymgate.collection.costs import TokenUsage, dollars
-from gymgate.collection.counts import NOT_SCORED, OVERALL
-from gymgate.collection.metrics import numbered
-from gymgate.config import POLICY
+from gymgate.core.config import POLICY
+from gymgate.runs.costs import TokenUsage, dollars
+from gymgate.runs.counts import NOT_SCORED, OVERALL
+from gymgate.runs.metrics import numbered
 
 SHOWN_CAUSES = 5
 REPLAYED = "replayed"

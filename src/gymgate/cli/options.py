@@ -19,10 +19,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from packaging.version import InvalidVersion, Version
 
-from gymgate.collection.costs import Price
-from gymgate.collection.pace import Pace
-from gymgate.collection.spec import RunSpec
-from gymgate.config import (
+from gymgate.core.config import (
     DEFAULT_NEMO_GYM,
     POLICY,
     Config,
@@ -32,7 +29,10 @@ from gymgate.config import (
     RuntimeConfig,
     StackConfig,
 )
-from gymgate.errors import OptionError
+from gymgate.core.errors import OptionError
+from gymgate.runs.costs import Price
+from gymgate.runs.pace import Pace
+from gymgate.runs.spec import RunSpec
 
 Command = Callable[..., Any]
 
@@ -149,7 +149,7 @@ def complete_environments(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete the name of a packaged environment, else the path of a file."""
-    from gymgate.api import list_environments
+    from gymgate.gym.by_name import list_environments
 
     names = dict.fromkeys(each.name for each in list_environments() if each.name.startswith(incomplete))
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
@@ -414,7 +414,7 @@ per_task_option = number_option(
 
 
 def _installed(_: click.Context, __: click.Parameter, library: str | None) -> str | None:
-    from gymgate.collection.tracking import require_tracker
+    from gymgate.results.tracking import require_tracker
 
     return None if library is None else require_tracker(library)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 from yarl import URL
 
-from gymgate import codec
 from gymgate.cli.options import (
     DEFAULT_KEY_VARIABLE,
     EndpointOptions,
@@ -22,15 +21,17 @@ from gymgate.cli.options import (
     key_variable,
 )
 from gymgate.cli.output import Log
-from gymgate.config import HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, cache_dir
-from gymgate.dataset import Row, RowSource
-from gymgate.errors import ConfigError, DataError, OptionError, PolicyError
-from gymgate.files import replacing
+from gymgate.cluster.slurm_nodes import job_nodes
+from gymgate.core import codec
+from gymgate.core.config import HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, cache_dir
+from gymgate.core.errors import ConfigError, DataError, OptionError, PolicyError
+from gymgate.core.files import replacing
+from gymgate.core.http_client import HTTPClient, Response, header_lines
+from gymgate.core.json_server import PROBE_S, listed_models, probe
 from gymgate.gateway.backends.http import HTTPBackend, request_headers
 from gymgate.gateway.backends.ready import wait_until_ready
-from gymgate.http_client import HTTPClient, Response, header_lines
-from gymgate.json_server import PROBE_S, listed_models, probe
-from gymgate.serving.slurm_nodes import job_nodes
+from gymgate.gym.rows import RowSource
+from gymgate.rollouts import Row
 
 if TYPE_CHECKING:
     from gymgate.gateway.replay.recording import Recording
@@ -231,7 +232,7 @@ def replay_files(files: Iterable[str]) -> tuple[str, ...]:
 
     Raises `ConfigError` for what is not there.
     """
-    from gymgate.collection.store import ROLLOUTS, run_directories
+    from gymgate.runs.store import ROLLOUTS, run_directories
 
     paths: list[str] = []
     for file in files:
@@ -266,8 +267,8 @@ def with_oracles(endpoint: ReplayEndpoint, sources: Sequence[RowSource], log: Lo
 
     Raises `DataError` for a recording that cannot be read.
     """
-    from gymgate.check.record.oracle import oracle_rollout
     from gymgate.gateway.replay.recording import recorded_rows
+    from gymgate.quality.record.oracle import oracle_rollout
 
     recordings = recordings_of(endpoint)
     files = []

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gymgate.cli.output import Log, log
-from gymgate.collection.costs import dollars
-from gymgate.collection.counts import NOT_SCORED
-from gymgate.collection.progress import RunProgress
+from gymgate.runs.costs import dollars
+from gymgate.runs.counts import NOT_SCORED
+from gymgate.runs.progress import RunProgress
 
 FIRST_LINE_S = 5.0
 NEXT_LINES_S = 30.0

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from gymgate.cli.options import FILE, overlap_option, per_task_option, price_option, tasks_option
-from gymgate.collection.aggregate import Runs
-from gymgate.collection.costs import Price
-from gymgate.collection.report import write_report
+from gymgate.results.report import write_report
+from gymgate.runs.aggregate import Runs
+from gymgate.runs.costs import Price
 
 
 @click.command("report")

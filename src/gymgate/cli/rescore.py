@@ -7,20 +7,20 @@ from typing import Any
 
 import click
 
-from gymgate.api import load_catalog
-from gymgate.catalog import Catalog
 from gymgate.cli.options import GroupedCommand, add_options, complete_environments, option
 from gymgate.cli.output import Log
 from gymgate.cli.policies import ask_judges
 from gymgate.cli.run import CONDUCT_OPTIONS, SHARD_OPTION, conduct, finish, showing_run
 from gymgate.cli.run_spec import environment_of, overridden, runtime_of
-from gymgate.collection.metrics import parse_ks
-from gymgate.collection.plan import WHOLE, parse_shard
-from gymgate.collection.rescore import Rescoring, StoredRun
-from gymgate.collection.spec import RunSpec
-from gymgate.config import ReplayEndpoint, RuntimeConfig
-from gymgate.errors import ConfigError, DivergedError
-from gymgate.stack.needs import require_needs
+from gymgate.core.config import ReplayEndpoint, RuntimeConfig
+from gymgate.core.errors import ConfigError, DivergedError
+from gymgate.gym.by_name import load_catalog
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.needs import require_needs
+from gymgate.results.rescore import Rescoring, StoredRun
+from gymgate.runs.metrics import parse_ks
+from gymgate.runs.plan import WHOLE, parse_shard
+from gymgate.runs.spec import RunSpec
 
 
 @click.command("rescore", cls=GroupedCommand)

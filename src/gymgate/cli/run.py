@@ -43,23 +43,23 @@ from gymgate.cli.options import (
 from gymgate.cli.output import Log, log, print_json
 from gymgate.cli.progress import Show, showing_progress
 from gymgate.cli.run_spec import make_collection, spec_of
-from gymgate.collection.aggregate import read_runs
-from gymgate.collection.collector import OnRollout
-from gymgate.collection.costs import TokenUsage
-from gymgate.collection.counts import OVERALL
-from gymgate.collection.metrics import notes_on_tasks, parse_ks, summary_rows
-from gymgate.collection.pace import DEFAULT_BUDGETS, Pace
-from gymgate.collection.plan import WHOLE, parse_shard
-from gymgate.collection.progress import RunProgress
-from gymgate.collection.record import CollectedRollout, to_line
-from gymgate.collection.run import Collection
-from gymgate.collection.spans import RolloutTracer
-from gymgate.collection.spec import RunSpec
-from gymgate.collection.store import FAILURES, LineLog
-from gymgate.collection.tasks import CollectedTasks
-from gymgate.collection.tracking import RunTracking
-from gymgate.config import RayCluster
-from gymgate.errors import ConfigError, GymgateError
+from gymgate.core.config import RayCluster
+from gymgate.core.errors import ConfigError, GymgateError
+from gymgate.results.spans import RolloutTracer
+from gymgate.results.tracking import RunTracking
+from gymgate.runs.aggregate import read_runs
+from gymgate.runs.collector import OnRollout
+from gymgate.runs.costs import TokenUsage
+from gymgate.runs.counts import OVERALL
+from gymgate.runs.metrics import notes_on_tasks, parse_ks, summary_rows
+from gymgate.runs.pace import DEFAULT_BUDGETS, Pace
+from gymgate.runs.plan import WHOLE, parse_shard
+from gymgate.runs.progress import RunProgress
+from gymgate.runs.record import CollectedRollout, to_line
+from gymgate.runs.run import Collection
+from gymgate.runs.spec import RunSpec
+from gymgate.runs.store import FAILURES, LineLog
+from gymgate.runs.tasks import CollectedTasks
 from gymgate.stack.ray_nodes import require_ray
 
 FAILED = 1

@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-from gymgate.api import load_catalog, replay_of
-from gymgate.catalog import Catalog, Environment
 from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges
 from gymgate.cli.options import EndpointOptions, given_fields, is_given, key_variable
 from gymgate.cli.output import Log
@@ -23,12 +21,7 @@ from gymgate.cli.policies import (
     replay_files,
     with_oracles,
 )
-from gymgate.collection.pace import Pace, parse_budgets
-from gymgate.collection.plan import RolloutPlan, Shard, parse_seeds
-from gymgate.collection.progress import RunProgress
-from gymgate.collection.run import Collection
-from gymgate.collection.spec import RunSpec, read_spec
-from gymgate.config import (
+from gymgate.core.config import (
     EnvironmentConfig,
     HTTPEndpoint,
     RayCluster,
@@ -37,9 +30,17 @@ from gymgate.config import (
     RuntimeConfig,
     StackConfig,
 )
-from gymgate.dataset import Row, RowSource, open_rows, open_sources
-from gymgate.errors import ConfigError, DataError, OptionError
-from gymgate.stack.needs import require_needs
+from gymgate.core.errors import ConfigError, DataError, OptionError
+from gymgate.gym.by_name import load_catalog, replay_of
+from gymgate.gym.catalog import Catalog, Environment
+from gymgate.gym.needs import require_needs
+from gymgate.gym.rows import RowSource, open_rows, open_sources
+from gymgate.rollouts import Row
+from gymgate.runs.pace import Pace, parse_budgets
+from gymgate.runs.plan import RolloutPlan, Shard, parse_seeds
+from gymgate.runs.progress import RunProgress
+from gymgate.runs.run import Collection
+from gymgate.runs.spec import RunSpec, read_spec
 
 REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL calls a model"
 _AGENT_ROWS = 10_000

@@ -14,8 +14,8 @@ from gymgate.cli.interrupts import serve_interruptibly
 from gymgate.cli.options import gym_option, host_option, number_option, port_option, replay_file_option
 from gymgate.cli.output import log
 from gymgate.cli.policies import replay_files
-from gymgate.config import RuntimeConfig
-from gymgate.errors import ConfigError
+from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import ConfigError
 from gymgate.stack.sync import LoopThread
 
 
@@ -61,7 +61,7 @@ def _recording_files(environments: Sequence[str], runtime: RuntimeConfig | None)
     """Paths of the rollouts recorded for environments. Raises `ConfigError` for one that has none."""
     if not environments:
         return []
-    from gymgate.api import load_catalog, replay_of
+    from gymgate.gym.by_name import load_catalog, replay_of
 
     catalog = load_catalog(runtime, progress=log)
     return list(replay_of([catalog.find(name) for name in environments]).rollouts)

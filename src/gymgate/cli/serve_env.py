@@ -22,8 +22,8 @@ from gymgate.cli.options import (
     set_option,
 )
 from gymgate.cli.output import log
-from gymgate.config import RuntimeConfig, StackConfig
-from gymgate.errors import ConfigError
+from gymgate.core.config import RuntimeConfig, StackConfig
+from gymgate.core.errors import ConfigError
 
 
 @click.command("serve-env")
@@ -65,8 +65,8 @@ def command(
     from gymgate.integrations.versions import require
 
     require("openenv")
-    from gymgate.api import load_catalog
-    from gymgate.dataset import open_rows
+    from gymgate.gym.by_name import load_catalog
+    from gymgate.gym.rows import open_rows
     from gymgate.integrations.openenv.playable import playable
 
     packaged = load_catalog(gym, progress=log).find(environment, config_names(config))
@@ -108,7 +108,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 def url_address(listener: socket.socket) -> str:
     """Return a listener's address as URLs have it."""
-    from gymgate.http_client import url_host
+    from gymgate.core.http_client import url_host
 
     host, port = listener.getsockname()[:2]
     return f"{url_host(host)}:{port}"

@@ -18,12 +18,12 @@ import click
 from gymgate.cli.interrupts import INTERRUPTED
 from gymgate.cli.options import DIRECTORY, number_option, seconds_option
 from gymgate.cli.output import log
-from gymgate.errors import ConfigError
-from gymgate.serving.servers import PolicyServers, Server, gpus_here, sandbox_server, split_command
-from gymgate.serving.slurm_nodes import job_nodes
-from gymgate.serving.supervisor import ChildProcess, supervise
+from gymgate.cluster.servers import PolicyServers, Server, gpus_here, sandbox_server, split_command
+from gymgate.cluster.slurm_nodes import job_nodes
+from gymgate.cluster.supervisor import ChildProcess, supervise
+from gymgate.core.errors import ConfigError
+from gymgate.core.task_groups import beside
 from gymgate.stack.ports import LOOPBACK, HeldPort
-from gymgate.task_groups import beside
 
 UNFINISHED = 75
 """Exit code after SIGUSR1 (drain) before there was anything to drain."""

@@ -23,8 +23,8 @@ from gymgate.cli.options import (
 )
 from gymgate.cli.output import log
 from gymgate.cli.serve_env import bound, url_address
-from gymgate.config import RuntimeConfig, StackConfig, StackServer
-from gymgate.errors import ConfigError
+from gymgate.core.config import RuntimeConfig, StackConfig, StackServer
+from gymgate.core.errors import ConfigError
 
 
 @click.command("serve-stack")

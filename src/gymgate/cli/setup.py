@@ -14,10 +14,10 @@ import click
 
 from gymgate.cli.options import gym_option, json_option
 from gymgate.cli.output import log, print_json
-from gymgate.config import RuntimeConfig
+from gymgate.core.config import RuntimeConfig
 
 if TYPE_CHECKING:
-    from gymgate.runtime.command import Progress
+    from gymgate.gym.runtime.command import Progress
 
 
 @click.command(name="setup")
@@ -38,7 +38,7 @@ def command(environments: Sequence[str], gym: RuntimeConfig, python: str | None,
     report = SetupReport()
     with _progress() as progress:
         if environments:
-            from gymgate.api import load_catalog
+            from gymgate.gym.by_name import load_catalog
 
             catalog = load_catalog(config, progress=progress)
             for name in environments:
@@ -110,7 +110,7 @@ class SetupReport:
         requirements: Sequence[str] = (),
         environment: str | None = None,
     ) -> None:
-        from gymgate.runtime import ensure_runtime
+        from gymgate.gym.runtime import ensure_runtime
 
         started = time.monotonic()
         runtime = ensure_runtime(config, requirements, progress=progress)
@@ -127,9 +127,9 @@ class SetupReport:
 
     def add_environments(self, config: RuntimeConfig, names: Sequence[str], progress: Progress) -> None:
         """Install each environment's requirements and its agents' commands; a failure does not affect the others."""
-        from gymgate.api import load_catalog
-        from gymgate.errors import NeedMissingError, SetupError
-        from gymgate.runtime.npm import AGENT_COMMANDS, ensure_agent_command
+        from gymgate.core.errors import NeedMissingError, SetupError
+        from gymgate.gym.by_name import load_catalog
+        from gymgate.gym.runtime.npm import AGENT_COMMANDS, ensure_agent_command
 
         catalog = load_catalog(config, progress=progress)
         for name, chosen in [(name, catalog.find(name).config(None)) for name in names]:

@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from gymgate.cli.options import number_option
-from gymgate.collection.plan import parse_seeds
-from gymgate.collection.slurm import SlurmJob, aggregate_script, array_script, submit_script
-from gymgate.errors import ConfigError
-from gymgate.files import replacing
-from gymgate.runtime.command import CommandError, CommandTimeoutError, run_command
-from gymgate.serving.servers import split_command
+from gymgate.cluster.servers import split_command
+from gymgate.cluster.slurm import SlurmJob, aggregate_script, array_script, submit_script
+from gymgate.core.errors import ConfigError
+from gymgate.core.files import replacing
+from gymgate.gym.runtime.command import CommandError, CommandTimeoutError, run_command
+from gymgate.runs.plan import parse_seeds
 
 SUBMIT_TIMEOUT_S = 120.0
 

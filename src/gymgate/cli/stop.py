@@ -8,7 +8,7 @@ import click
 
 from gymgate.cli.output import log
 from gymgate.cli.ps import NONE, command_text, log_hidden
-from gymgate.errors import ConfigError, OptionError
+from gymgate.core.errors import ConfigError, OptionError
 
 
 @click.command("stop")

@@ -14,9 +14,9 @@ from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.options import per_task_option, port_option, tasks_option
 from gymgate.cli.output import log
 from gymgate.cli.serve_env import bound, url_address
-from gymgate.collection.aggregate import runs_at
-from gymgate.collection.growing import GrowingReport
-from gymgate.collection.view import ReportView
+from gymgate.results.growing import GrowingReport
+from gymgate.results.view import ReportView
+from gymgate.runs.aggregate import runs_at
 
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Variables without which `webbrowser` would open a browser of text in this terminal, or none."""

@@ -13,7 +13,7 @@ from threading import Thread
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
 
 TIMEOUT_S = 5.0
 _NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?")

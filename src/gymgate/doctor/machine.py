@@ -11,19 +11,19 @@ import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 
-from gymgate.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, cache_dir
+from gymgate.core.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, cache_dir
+from gymgate.core.errors import SetupError
+from gymgate.core.extras import install_command
 from gymgate.doctor import Finding
-from gymgate.errors import SetupError
-from gymgate.extras import install_command
-from gymgate.runtime.command import CommandError, run_command
-from gymgate.runtime.containers import describe_unjudged, leftovers
-from gymgate.runtime.ensure import runtimes_dir
-from gymgate.runtime.environment import installer_env, offline
-from gymgate.runtime.installer import find_uv
-from gymgate.runtime.interpreters import find_interpreters
-from gymgate.runtime.owners import ELSEWHERE
-from gymgate.runtime.sandboxes import PROVIDERS, check_provider
-from gymgate.runtime.venv import read_runtime
+from gymgate.gym.runtime.command import CommandError, run_command
+from gymgate.gym.runtime.containers import describe_unjudged, leftovers
+from gymgate.gym.runtime.ensure import runtimes_dir
+from gymgate.gym.runtime.environment import installer_env, offline
+from gymgate.gym.runtime.installer import find_uv
+from gymgate.gym.runtime.interpreters import find_interpreters
+from gymgate.gym.runtime.owners import ELSEWHERE
+from gymgate.gym.runtime.sandboxes import PROVIDERS, check_provider
+from gymgate.gym.runtime.venv import read_runtime
 from gymgate.stack.paths import unjudged_directories
 
 _UV_TIMEOUT_S = 20.0

@@ -9,11 +9,11 @@ from typing import Any
 
 import aiohttp
 
+from gymgate.core.errors import GymgateError, MissingExtraError, PolicyError
 from gymgate.doctor import Finding
 from gymgate.doctor.compare import first_difference
 from gymgate.doctor.hub import hub_or_cache, no_model
 from gymgate.doctor.servers import ServedModel, server_root
-from gymgate.errors import GymgateError, MissingExtraError, PolicyError
 from gymgate.tokens import Engine, Sample, TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import HuggingFaceEngine, VLLMCompletionsEngine

@@ -8,7 +8,7 @@ from typing import Any
 from gymgate.doctor import Finding
 from gymgate.doctor.compare import retokenise
 from gymgate.doctor.policy import SAMPLING, RecordingEngine
-from gymgate.rollout import Rollout
+from gymgate.rollouts import Rollout
 from gymgate.tokens import TokenConversation, TokenPolicy, prefix_misses
 
 _FIXES: Mapping[str, str] = {

@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from gymgate.catalog import Catalog
-from gymgate.collection.spec import RunSpec
-from gymgate.config import Config, HTTPEndpoint, JudgeEndpoint, StackConfig
-from gymgate.dataset import open_rows
+from gymgate.core.config import Config, HTTPEndpoint, JudgeEndpoint, StackConfig
+from gymgate.core.errors import DataError, GymgateError
 from gymgate.doctor import Finding
 from gymgate.doctor.policy import check_chat_template, check_greedy, check_two_turns, load_policy
 from gymgate.doctor.rollouts import check_rollout
 from gymgate.doctor.servers import ServedModel, check_servers, server_root
 from gymgate.doctor.versions import Trainer, check_versions
-from gymgate.errors import DataError, GymgateError
-from gymgate.runtime import ensure_runtime, find_runtime
-from gymgate.runtime.command import Progress
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.rows import open_rows
+from gymgate.gym.runtime import ensure_runtime, find_runtime
+from gymgate.gym.runtime.command import Progress
+from gymgate.runs.spec import RunSpec
 from gymgate.stack import acquire
 
 

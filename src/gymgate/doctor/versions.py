@@ -10,8 +10,8 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion
 
+from gymgate.core.extras import install_command
 from gymgate.doctor import Finding
-from gymgate.extras import install_command
 
 Trainer = Literal["trl", "verl", "tokens"]
 """`tokens`: no trainer, just what sampling over token ids needs."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
-from gymgate import codec
-from gymgate.errors import GymgateError
-from gymgate.rollout.record import ModelCall
+from gymgate.core import codec
+from gymgate.core.errors import GymgateError
+from gymgate.rollouts.record import ModelCall
 
 
 @dataclass(slots=True, eq=False)

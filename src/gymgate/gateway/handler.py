@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gymgate import codec, http_client
-from gymgate.config import POLICY, Dialect
+from gymgate.core import codec, http_client
+from gymgate.core.config import POLICY, Dialect
 from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.call import Call
 from gymgate.gateway.dialects import error_body

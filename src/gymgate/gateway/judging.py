@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gymgate.errors import GymgateError, PolicyError, from_wire
+from gymgate.core.errors import GymgateError, PolicyError, from_wire
 from gymgate.gateway.call import Call
 from gymgate.gateway.retries import RequestKey
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gymgate import codec
-from gymgate.config import Dialect
+from gymgate.core import codec
+from gymgate.core.config import Dialect
 from gymgate.gateway.dialects.reading import without
 
 METADATA_KEY = "gymgate_route"

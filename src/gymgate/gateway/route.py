@@ -14,9 +14,10 @@ from typing import Any
 
 from aiohttp import web
 
-from gymgate import codec
-from gymgate.config import POLICY, Dialect, RolloutLimits
-from gymgate.errors import EnvironmentServerError, GymgateError, PolicyError, described
+from gymgate.core import codec
+from gymgate.core.config import POLICY, Dialect, RolloutLimits
+from gymgate.core.errors import EnvironmentServerError, GymgateError, PolicyError, described
+from gymgate.core.retrying import BUSY
 from gymgate.gateway.backends.base import Backend
 from gymgate.gateway.call import Call
 from gymgate.gateway.dialects import (
@@ -34,9 +35,8 @@ from gymgate.gateway.dialects.reading import without
 from gymgate.gateway.judging import JudgeCalls, KeylessJudgeCalls
 from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.gateway.retries import RequestKey, RetryDeduplicator
-from gymgate.retrying import BUSY
-from gymgate.rollout.bodies import RequestLog
-from gymgate.rollout.record import UNDELIVERED, Limit, ModelCall, read_calls
+from gymgate.rollouts.bodies import RequestLog
+from gymgate.rollouts.record import UNDELIVERED, Limit, ModelCall, read_calls
 
 POLICY_AS_JUDGE = f"{POLICY}_as_judge"
 """The name by which resources servers know the policy's model server where a config makes the policy its own judge. Their

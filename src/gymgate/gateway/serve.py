@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
+from gymgate.core.http_client import url_host
 from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.server import Gateway
-from gymgate.http_client import url_host
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from typing import Any, Self
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from gymgate.config import (
+from gymgate.core.config import (
     POLICY,
     CallableEndpoint,
     Endpoint,
@@ -24,7 +24,9 @@ from gymgate.config import (
     ReplayEndpoint,
     RolloutLimits,
 )
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
+from gymgate.core.http_client import HTTPClient
+from gymgate.core.starting import SharedStart
 from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.backends.balance import BalancedBackend, ReplicaPool
 from gymgate.gateway.backends.base import Backend
@@ -34,8 +36,6 @@ from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.replay.index import KEPT_INDEXES, stamps_of
 from gymgate.gateway.route import POLICY_AS_JUDGE, KeylessRoute, Route, Target
-from gymgate.http_client import HTTPClient
-from gymgate.starting import SharedStart
 
 # NeMo Gym's client sends again for ever when an idle connection is closed under its request.
 KEEPALIVE_S = 3600.0

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from gymgate.collection.spec import RowSettings, RunSpec
-from gymgate.config import (
+from gymgate.core.config import (
     DEFAULT_NEMO_GYM,
     Config,
     EnvironmentConfig,
@@ -23,11 +22,12 @@ from gymgate.config import (
     dotted,
     validation_message,
 )
+from gymgate.runs.spec import RowSettings, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gymgate.catalog import Environment
+    from gymgate.gym.catalog import Environment
 
 DEFAULT_ENVIRONMENT = "example_session_state_mgmt"
 DEFAULT_DATA: str = RowSettings.model_fields["data"].default
@@ -152,7 +152,7 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
 
         Raises `ConfigError`, with similar names, for an unknown environment.
         """
-        from gymgate.api import load_catalog
+        from gymgate.gym.by_name import load_catalog
 
         catalog = load_catalog(self.run_spec().stack.runtime, roots=self.component_roots, progress=progress)
         return {name: catalog.find(name, self.config) for name in self.environment_names()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gymgate.rollout import Rollout, outcome_of
+from gymgate.rollouts import Rollout, outcome_of
 
 
 class RolloutFailed(RuntimeError):

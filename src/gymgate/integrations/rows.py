@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
-from gymgate import codec
-from gymgate.catalog import Environment
-from gymgate.dataset import Row, open_sources
-from gymgate.errors import DataError
+from gymgate.core import codec
+from gymgate.core.errors import DataError
+from gymgate.gym.catalog import Environment
+from gymgate.gym.rows import open_sources
+from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.eval_options import EvalOptions
-from gymgate.runtime.command import Progress
+from gymgate.rollouts import Row
 
 
 class EvalRow(NamedTuple):

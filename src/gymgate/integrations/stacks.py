@@ -14,11 +14,11 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from gymgate.config import StackConfig
-from gymgate.runtime.command import Progress
+from gymgate.core.config import StackConfig
+from gymgate.core.starting import SharedStart
+from gymgate.gym.runtime.command import Progress
 from gymgate.stack import Stack, acquire, connect
 from gymgate.stack.sync import LoopThread
-from gymgate.starting import SharedStart
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Literal
 
 from packaging.version import Version
 
-from gymgate.errors import MissingExtraError
-from gymgate.extras import install_command
+from gymgate.core.errors import MissingExtraError
+from gymgate.core.extras import install_command
 
 NEEDED = {
     "inspect": ({"inspect-ai": "0.3.285", "openai": "3.4"}, "openai below 3"),

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-from gymgate.errors import GymgateError, ServerDiedError, StackLostError
+from gymgate.core.errors import GymgateError, ServerDiedError, StackLostError
 from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.route import Route
 from gymgate.stack import children

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gymgate.errors import ServerDiedError, StackStartError
-from gymgate.files import tail
+from gymgate.core.errors import ServerDiedError, StackStartError
+from gymgate.core.files import tail
 from gymgate.stack.ports import listens
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
-from gymgate import codec
-from gymgate.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
-from gymgate.errors import ConfigError, RolloutTimeoutError, StackLostError
+from gymgate.core import codec
+from gymgate.core.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
+from gymgate.core.errors import ConfigError, RolloutTimeoutError, StackLostError
+from gymgate.core.starting import SharedStart
 from gymgate.gateway.backends.base import PolicyCallable
-from gymgate.rollout import Rollout
-from gymgate.rollout.result import failed_rollout
-from gymgate.rollout.row import agent_of, row_json
-from gymgate.runtime.command import Progress
+from gymgate.gym.runtime.command import Progress
+from gymgate.rollouts import Rollout
+from gymgate.rollouts.result import failed_rollout
+from gymgate.rollouts.row_fields import agent_of, row_json
 from gymgate.stack.protocol import PROTOCOL, Peer, Reply
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_rollout
-from gymgate.starting import SharedStart
 
 if TYPE_CHECKING:
     from gymgate.gateway.backends.callable import CallableBackend

@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 
-from gymgate.runtime.containers import ROLLOUT, SERVERS, STACK, Selection, labels_of, remove_selected
-from gymgate.stack import forkserver
+from gymgate.gym.inside import forkserver
+from gymgate.gym.runtime.containers import ROLLOUT, SERVERS, STACK, Selection, labels_of, remove_selected
 
 GRACE_S = 3.0
 """For servers that still run to remove the containers of a rollout that has ended."""

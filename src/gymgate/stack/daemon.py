@@ -23,17 +23,17 @@ from typing import Any
 
 import uvloop
 
-from gymgate.config import StackConfig
-from gymgate.errors import GymgateError, StackLostError, StackStartError
+from gymgate.core.config import StackConfig
+from gymgate.core.errors import GymgateError, StackLostError, StackStartError
+from gymgate.core.starting import SharedStart
 from gymgate.gateway.limits import relax_collector
-from gymgate.stack import forkserver
+from gymgate.gym.inside import forkserver
 from gymgate.stack.launch import BACKLOG
 from gymgate.stack.lease_holder import LeaseHolder
 from gymgate.stack.logs import keep_short
 from gymgate.stack.paths import remove_traces
 from gymgate.stack.protocol import Peer
 from gymgate.stack.running import RunningStack
-from gymgate.starting import SharedStart
 
 HELLO_TIMEOUT_S = 30.0
 """For the first lease to come, before a daemon that nobody uses exits."""

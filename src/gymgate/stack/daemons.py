@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from gymgate.errors import ConfigError, GymgateError
-from gymgate.runtime.owners import ELSEWHERE
-from gymgate.stack.forkserver import arguments_of, descendants, proportional_bytes, stat
+from gymgate.core.errors import ConfigError, GymgateError
+from gymgate.gym.inside.forkserver import arguments_of, descendants, proportional_bytes, stat
+from gymgate.gym.runtime.owners import ELSEWHERE
 from gymgate.stack.launch import DaemonCommand
 from gymgate.stack.paths import is_shared, shared_directory, unjudged_stacks
 from gymgate.stack.protocol import OBSERVE, Peer, process_at

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from gymgate.gym.inside.forkserver import arguments_of, descendants
 from gymgate.stack.daemons import DaemonProcess, connect_to_observe, read_daemon
-from gymgate.stack.forkserver import arguments_of, descendants
 from gymgate.stack.paths import remove_of_dead, remove_traces, socket_lock
 
 STOP_S = 10.0

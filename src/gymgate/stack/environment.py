@@ -25,39 +25,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from gymgate.catalog import ServerInstance
-from gymgate.catalog.resolve import Node, provider_in
-from gymgate.catalog.sandboxes import LOCAL, choose_provider, sandbox_block
-from gymgate.config import POLICY, EnvironmentConfig, StackConfig
-from gymgate.errors import (
+from gymgate.core.config import POLICY, EnvironmentConfig, StackConfig
+from gymgate.core.errors import (
     GymgateError,
     PolicyNeverAskedError,
     ServerDiedError,
     StackLostError,
     StackStartError,
 )
-from gymgate.files import tail
+from gymgate.core.files import tail
+from gymgate.core.task_groups import task_group
 from gymgate.gateway.server import Gateway
-from gymgate.rollout import ModelCall
-from gymgate.rollout.outcome import SCORES_WITHOUT_POLICY, asked_policy
-from gymgate.runtime import Runtime, npm
-from gymgate.runtime.cache import gym_cache
-from gymgate.runtime.command import Progress
-from gymgate.runtime.containers import ROLLOUT
+from gymgate.gym.catalog.sandboxes import LOCAL, choose_provider, sandbox_block
+from gymgate.gym.gym_config import checked_config, parse_order
+from gymgate.gym.inside.resolve import Node, ServerInstance, provider_in
+from gymgate.gym.needs import TELEMETRY, WITHOUT_TELEMETRY, require_sandboxes
+from gymgate.gym.runtime import Runtime, npm
+from gymgate.gym.runtime.cache import gym_cache
+from gymgate.gym.runtime.command import Progress
+from gymgate.gym.runtime.containers import ROLLOUT
+from gymgate.gym.server_code import component_roots
+from gymgate.rollouts import ModelCall
+from gymgate.rollouts.outcome import SCORES_WITHOUT_POLICY, asked_policy
 from gymgate.stack import children
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
 from gymgate.stack.children import Child
 from gymgate.stack.containers import Containers
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.gym_config import checked_config, parse_order
-from gymgate.stack.needs import TELEMETRY, WITHOUT_TELEMETRY, require_sandboxes
 from gymgate.stack.plan import EnvironmentPlan
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
-from gymgate.stack.server_code import component_roots
 from gymgate.stack.workers import worker_name
-from gymgate.task_groups import task_group
 
 _COMPLAINT = re.compile(r"\b(exit|exited|failed|error|timed out)\b", re.IGNORECASE)
 

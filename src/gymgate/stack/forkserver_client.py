@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from gymgate.errors import StackStartError
-from gymgate.files import tail
-from gymgate.runtime.command import Progress
-from gymgate.stack import forkserver
+from gymgate.core.errors import StackStartError
+from gymgate.core.files import tail
+from gymgate.core.starting import SharedStart
+from gymgate.gym.inside import forkserver
+from gymgate.gym.runtime.command import Progress
 from gymgate.stack.children import Child, disk_full, reason_in
 from gymgate.stack.paths import ray_directory
-from gymgate.starting import SharedStart
 
 KILL_TIMEOUT_S = 1.5
 RAY_POLL_S = 0.1
@@ -77,7 +77,7 @@ class ForkServerClient:
         return client
 
     async def parse(self, name: str, log: Path, **order: Any) -> dict[str, Any]:
-        """Return what NeMo Gym's parser makes of a config; see `catalog.resolve`."""
+        """Return what NeMo Gym's parser makes of a config; see `gym.inside.resolve`."""
         out = log.with_suffix(f".{next(self._ids)}.json")
         child = await self._fork("parse", name, log, out=str(out), **order)
         try:

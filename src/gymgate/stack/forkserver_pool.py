@@ -8,14 +8,14 @@ import os
 import secrets
 from pathlib import Path
 
-from gymgate.config import StackConfig
-from gymgate.errors import GymgateError
-from gymgate.runtime import clean_env
-from gymgate.runtime.command import Progress
-from gymgate.runtime.installer import find_uv
-from gymgate.runtime.interpreters import numbered_commands
+from gymgate.core.config import StackConfig
+from gymgate.core.errors import GymgateError
+from gymgate.core.starting import SharedStart
+from gymgate.gym.runtime import clean_env
+from gymgate.gym.runtime.command import Progress
+from gymgate.gym.runtime.installer import find_uv
+from gymgate.gym.runtime.interpreters import numbered_commands
 from gymgate.stack.forkserver_client import ForkServerClient
-from gymgate.starting import SharedStart
 
 _RAY = {
     "RAY_AUTH_MODE": "token",

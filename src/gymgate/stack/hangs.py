@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from gymgate.gym.inside.forkserver import descendants, helpers_of, stat
 from gymgate.stack.environment import RunningEnvironment
-from gymgate.stack.forkserver import descendants, helpers_of, stat
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.ports import until_answer
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import gymgate
-from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS
-from gymgate.config import StackConfig
-from gymgate.runtime.owners import place
+from gymgate.core.config import StackConfig
+from gymgate.gym.catalog.model import AGENT_KIND, PACKAGED_KINDS
+from gymgate.gym.runtime.owners import place
 from gymgate.stack.wire import stack_to_wire
 
 _CODE = (".py", ".yaml", ".yml", ".toml", ".txt", ".j2", ".jinja")

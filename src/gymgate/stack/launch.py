@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import gymgate
-from gymgate.config import StackConfig
-from gymgate.files import tail
-from gymgate.runtime import daemon_env
+from gymgate.core.config import StackConfig
+from gymgate.core.files import tail
+from gymgate.gym.runtime import daemon_env
 from gymgate.stack.paths import socket_lock
 
 BACKLOG = 4096

@@ -8,9 +8,9 @@ import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gymgate import codec
-from gymgate.config import CallableEndpoint, Dialect, JudgeEndpoint, RolloutLimits, StackConfig
-from gymgate.errors import PolicyError, StackLostError
+from gymgate.core import codec
+from gymgate.core.config import CallableEndpoint, Dialect, JudgeEndpoint, RolloutLimits, StackConfig
+from gymgate.core.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
 from gymgate.stack import routing

@@ -19,10 +19,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakSet
 
-from gymgate.config import RayCluster, StackConfig, StackServer
-from gymgate.errors import StackLostError, StackStartError
-from gymgate.files import tail
-from gymgate.runtime.command import Progress
+from gymgate.core.config import RayCluster, StackConfig, StackServer
+from gymgate.core.errors import StackLostError, StackStartError
+from gymgate.core.files import tail
+from gymgate.gym.runtime.command import Progress
 from gymgate.stack.client import Lease, Stack
 from gymgate.stack.identity import identity_of
 from gymgate.stack.launch import DaemonAddress, connect_or_start

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from gymgate.config import StackConfig, StackServer
-from gymgate.errors import ConfigError, StackLostError
-from gymgate.http_client import is_loopback, keep_alive
+from gymgate.core.config import StackConfig, StackServer
+from gymgate.core.errors import ConfigError, StackLostError
+from gymgate.core.http_client import is_loopback, keep_alive
 from gymgate.stack.client import Lease
 
 HANDSHAKE_S = 10.0

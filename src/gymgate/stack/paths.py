@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from gymgate.config import cache_dir
-from gymgate.errors import SetupError
-from gymgate.runtime.held import locked
-from gymgate.runtime.owners import has_ended, owner
+from gymgate.core.config import cache_dir
+from gymgate.core.errors import SetupError
+from gymgate.gym.runtime.held import locked
+from gymgate.gym.runtime.owners import has_ended, owner
 
 MAX_SOCKET_PATH = 107
 _OWN, _SHARED, _RAY = "p-", "shared", "gym-ray-"

@@ -8,8 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from gymgate.catalog.needs import judge_references, policy_servers, refuse_unanswered
-from gymgate.catalog.resolve import (
+from gymgate.core.config import (
+    POLICY,
+    EnvironmentConfig,
+    HTTPEndpoint,
+    JudgeEndpoint,
+    ReplayEndpoint,
+    StackConfig,
+)
+from gymgate.core.errors import ConfigError
+from gymgate.core.http_client import url_host
+from gymgate.gateway.route import POLICY_AS_JUDGE
+from gymgate.gym.catalog.needs import judge_references, policy_servers, refuse_unanswered
+from gymgate.gym.catalog.sandboxes import DOCKER, providers_of, with_labels
+from gymgate.gym.inside.resolve import (
     AGENTS,
     MODELS,
     NOWHERE,
@@ -24,21 +36,9 @@ from gymgate.catalog.resolve import (
     servers_of,
     walk,
 )
-from gymgate.catalog.sandboxes import DOCKER, providers_of, with_labels
-from gymgate.config import (
-    POLICY,
-    EnvironmentConfig,
-    HTTPEndpoint,
-    JudgeEndpoint,
-    ReplayEndpoint,
-    StackConfig,
-)
-from gymgate.errors import ConfigError
-from gymgate.gateway.route import POLICY_AS_JUDGE
-from gymgate.http_client import url_host
+from gymgate.gym.server_code import ServerCode, read_code
 from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.routing import Strategy, refuse_unroutable, strategy_for
-from gymgate.stack.server_code import ServerCode, read_code
 from gymgate.stack.workers import Workers, count_workers
 
 _SANDBOX_URL = "sandbox_model_base_url"

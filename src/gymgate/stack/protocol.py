@@ -25,8 +25,8 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, cast
 
-from gymgate import codec
-from gymgate.errors import DataError, GymgateError, StackLostError, described, from_wire
+from gymgate.core import codec
+from gymgate.core.errors import DataError, GymgateError, StackLostError, described, from_wire
 
 PROTOCOL = 4
 """Both ends must have the same. It changes with the meaning of the frames."""

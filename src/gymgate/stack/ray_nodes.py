@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from gymgate.config import StackConfig
-from gymgate.errors import ConfigError, GymgateError, MissingExtraError, from_wire
-from gymgate.extras import install_command
+from gymgate.core.config import StackConfig
+from gymgate.core.errors import ConfigError, GymgateError, MissingExtraError, from_wire
+from gymgate.core.extras import install_command
 
 CONNECT_S = 10.0
 CHUNK = 64 * 1024

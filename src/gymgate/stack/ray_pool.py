@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
-from gymgate import codec
-from gymgate.config import StackConfig
-from gymgate.errors import (
+from gymgate.core import codec
+from gymgate.core.config import StackConfig
+from gymgate.core.errors import (
     ConfigError,
     GymgateError,
     RolloutTimeoutError,
@@ -31,7 +31,7 @@ from gymgate.errors import (
     StackStartError,
     described,
 )
-from gymgate.rollout.result import error_fields
+from gymgate.rollouts.result import error_fields
 from gymgate.stack.client import Lease
 from gymgate.stack.protocol import Peer, Reply
 from gymgate.stack.ray_nodes import Tunnel, attach, detach, kept, nodes_of, start_relay

@@ -11,14 +11,14 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gymgate.config import POLICY
-from gymgate.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError, described
+from gymgate.core.config import POLICY
+from gymgate.core.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError, described
+from gymgate.core.http_client import MAX_BODY, HTTPClient, HTTPFailure, Request
 from gymgate.gateway.handler import DROPPED_KEY
 from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.route import Route
-from gymgate.http_client import MAX_BODY, HTTPClient, HTTPFailure, Request
-from gymgate.rollout import result as results
-from gymgate.rollout.outcome import asked_policy
+from gymgate.rollouts import result as results
+from gymgate.rollouts.outcome import asked_policy
 from gymgate.stack.agent_processes import AgentProcess
 from gymgate.stack.environment import RunningEnvironment, ServerSet
 from gymgate.stack.ports import LOOPBACK

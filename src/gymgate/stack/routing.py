@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
-from gymgate import codec
-from gymgate.config import POLICY, Routing
-from gymgate.errors import ConfigError, DataError
+from gymgate.core import codec
+from gymgate.core.config import POLICY, Routing
+from gymgate.core.errors import ConfigError, DataError
 
 Strategy = Routing | Literal["none"]
 

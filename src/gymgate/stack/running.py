@@ -12,22 +12,22 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from gymgate.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, StackConfig
-from gymgate.errors import ConfigError, StackStartError
+from gymgate.core.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, StackConfig
+from gymgate.core.errors import ConfigError, StackStartError
+from gymgate.core.task_groups import task_group
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.server import Gateway
-from gymgate.runtime import Runtime, ensure_runtime, open_catalog
-from gymgate.runtime.command import Progress
-from gymgate.stack import forkserver
+from gymgate.gym.inside import forkserver
+from gymgate.gym.needs import sandbox_requirements, telemetry_requirements
+from gymgate.gym.runtime import Runtime, ensure_runtime, open_catalog
+from gymgate.gym.runtime.command import Progress
 from gymgate.stack.containers import Containers
 from gymgate.stack.environment import RunningEnvironment, StackContext
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.hangs import HangWatch, processes_of
-from gymgate.stack.needs import sandbox_requirements, telemetry_requirements
 from gymgate.stack.paths import remove_ray_directories
 from gymgate.stack.plan import keyless_endpoints
 from gymgate.stack.rollout import new_client
-from gymgate.task_groups import task_group
 
 STARTING_AT_ONCE = 4
 """Environments that start at once; a fork is cheap, but what a server imports for itself is not."""

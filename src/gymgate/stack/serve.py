@@ -17,12 +17,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ValidationError
 
-from gymgate import codec
-from gymgate.config import Config, HTTPEndpoint, RolloutLimits, StackConfig, validation_message
-from gymgate.errors import ConfigError, DataError, StackLostError
-from gymgate.http_client import MAX_BODY, is_loopback
-from gymgate.rollout.row import row_json
-from gymgate.runtime.command import Progress
+from gymgate.core import codec
+from gymgate.core.config import Config, HTTPEndpoint, RolloutLimits, StackConfig, validation_message
+from gymgate.core.errors import ConfigError, DataError, StackLostError
+from gymgate.core.http_client import MAX_BODY, is_loopback
+from gymgate.gym.runtime.command import Progress
+from gymgate.rollouts.row_fields import row_json
 from gymgate.stack.client import Stack, checked_id
 from gymgate.stack.leases import connect
 from gymgate.stack.network import (

@@ -9,10 +9,10 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from gymgate.config import RayCluster, StackConfig, StackServer
-from gymgate.errors import StackLostError
-from gymgate.rollout import Rollout
-from gymgate.runtime.command import Progress
+from gymgate.core.config import RayCluster, StackConfig, StackServer
+from gymgate.core.errors import StackLostError
+from gymgate.gym.runtime.command import Progress
+from gymgate.rollouts import Rollout
 from gymgate.stack.client import Policy, Stack
 from gymgate.stack.leases import connect
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, SecretStr, TypeAdapter
 
-from gymgate import codec
-from gymgate.config import HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
-from gymgate.rollout.record import Rollout, RolloutError, Timing, read_calls
+from gymgate.core import codec
+from gymgate.core.config import HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
+from gymgate.rollouts.record import Rollout, RolloutError, Timing, read_calls
 from gymgate.stack.protocol import Reply
 
 if TYPE_CHECKING:

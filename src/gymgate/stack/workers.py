@@ -11,9 +11,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from gymgate.catalog.resolve import AGENTS, RESOURCES, references, servers_of
-from gymgate.errors import ConfigError
-from gymgate.stack.server_code import ServerCode
+from gymgate.core.errors import ConfigError
+from gymgate.gym.inside.resolve import AGENTS, RESOURCES, references, servers_of
+from gymgate.gym.server_code import ServerCode
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from gymgate.errors import ConfigError, MissingExtraError
-from gymgate.rollout.record import UNDELIVERED, ModelCall, Segment
+from gymgate.core.errors import ConfigError, MissingExtraError
+from gymgate.rollouts.record import UNDELIVERED, ModelCall, Segment
 from gymgate.tokens.engines.base import Engine, Sample
 from gymgate.tokens.messages import (
     Message,

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from gymgate import codec
-from gymgate.errors import PolicyError
+from gymgate.core import codec
+from gymgate.core.errors import PolicyError
 from gymgate.tokens.engines.base import Sample
 
 Message = dict[str, Any]

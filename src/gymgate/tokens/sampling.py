@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from gymgate.errors import GymgateError, PolicyError, described
+from gymgate.core.errors import GymgateError, PolicyError, described
 from gymgate.tokens.engines.base import NEUTRAL, Engine, Sample
 from gymgate.tokens.segments import TokenTurn, check_turn, version_span
 

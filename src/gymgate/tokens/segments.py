@@ -21,8 +21,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gymgate.errors import TokenDataError
-from gymgate.rollout.record import Rollout, Segment
+from gymgate.core.errors import TokenDataError
+from gymgate.rollouts.record import Rollout, Segment
 
 NO_EVIDENCE = -9999.0
 """vLLM's value where it has no logprob for an id."""

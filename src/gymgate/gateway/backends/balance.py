@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gymgate.config import Dialect, HTTPEndpoint
-from gymgate.errors import PolicyError
+from gymgate.core.config import Dialect, HTTPEndpoint
+from gymgate.core.errors import PolicyError
+from gymgate.core.http_client import HTTPClient
+from gymgate.core.retrying import BUSY, Retryable, with_retries
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.dialects.usage import usage_of
-from gymgate.http_client import HTTPClient
-from gymgate.retrying import BUSY, Retryable, with_retries
 
 WAIT_S = 300.0
 """Longest wait of a call for a replica, while all have a cool-down."""

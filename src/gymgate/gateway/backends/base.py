@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gymgate.config import Dialect
+from gymgate.core.config import Dialect
 
 PolicyCallable = Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]]]
 """Takes a request dict and returns a response dict, or a coroutine of one, in the endpoint's dialect."""

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gymgate import codec
-from gymgate.config import Dialect
-from gymgate.errors import GymgateError, PolicyError, described
+from gymgate.core import codec
+from gymgate.core.config import Dialect
+from gymgate.core.errors import GymgateError, PolicyError, described
+from gymgate.core.json_server import shortened
 from gymgate.gateway.backends.base import BackendAnswer, PolicyCallable
 from gymgate.gateway.dialects.reading import fault_of
-from gymgate.json_server import shortened
 
 
 class CallableBackend:

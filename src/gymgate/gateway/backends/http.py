@@ -11,13 +11,13 @@ from typing import Any
 from multidict import CIMultiDict
 from yarl import URL
 
-from gymgate import codec
-from gymgate.config import Dialect, HTTPEndpoint
-from gymgate.errors import ConfigError, PolicyError
+from gymgate.core import codec
+from gymgate.core.config import Dialect, HTTPEndpoint
+from gymgate.core.errors import ConfigError, PolicyError
+from gymgate.core.http_client import HTTPClient, Request, Response
+from gymgate.core.json_server import JSONServer
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.dialects.reading import fault_of, part_of, without
-from gymgate.http_client import HTTPClient, Request, Response
-from gymgate.json_server import JSONServer
 
 _PATHS = {"chat": "chat/completions", "responses": "responses"}
 _SAME_MEANING = ({"max_tokens", "max_completion_tokens"},)

@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from gymgate.config import HTTPEndpoint
-from gymgate.errors import PolicyError
+from gymgate.core.config import HTTPEndpoint
+from gymgate.core.errors import PolicyError
+from gymgate.core.http_client import HTTPClient, Response
+from gymgate.core.json_server import probe
 from gymgate.gateway.backends.http import request_headers
-from gymgate.http_client import HTTPClient, Response
-from gymgate.json_server import probe
 
 POLL_S = 0.5
 REMIND_S = 30.0

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gymgate import codec
-from gymgate.config import Dialect
-from gymgate.errors import PolicyError
+from gymgate.core import codec
+from gymgate.core.config import Dialect
+from gymgate.core.errors import PolicyError
 from gymgate.gateway.dialects.content import (
     THINK_TAGS,
     ReasoningStyle,
@@ -24,7 +24,7 @@ from gymgate.gateway.dialects.usage import (
     usage_for_messages,
     usage_for_responses,
 )
-from gymgate.rollout.record import Usage
+from gymgate.rollouts.record import Usage
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
 from gymgate.gateway.dialects.content import content_to_responses, message_reasoning
 from gymgate.gateway.dialects.memory import ConversationMemory, Original, message_fingerprint
 from gymgate.gateway.dialects.reading import Json, field, mappings, stable_id

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
 from gymgate.gateway.dialects.reading import Json, field, joined_text, mappings, without_none
 
 ReasoningStyle = tuple[str, ...]

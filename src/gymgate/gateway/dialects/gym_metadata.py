@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymgate import codec
-from gymgate.errors import ConfigError
+from gymgate.core import codec
+from gymgate.core.errors import ConfigError
 from gymgate.gateway.dialects.reading import Json, metadata_of, without
 
 _FILES = ("audio_path", "audio_paths")

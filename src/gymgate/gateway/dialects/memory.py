@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gymgate.config import Dialect
+from gymgate.core.config import Dialect
 from gymgate.gateway.dialects.content import (
     BOTH_FIELDS,
     ReasoningStyle,

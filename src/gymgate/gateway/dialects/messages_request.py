@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymgate import codec
-from gymgate.config import Dialect
-from gymgate.errors import ConfigError
+from gymgate.core import codec
+from gymgate.core.config import Dialect
+from gymgate.core.errors import ConfigError
 from gymgate.gateway.dialects.content import set_reasoning
 from gymgate.gateway.dialects.memory import ConversationMemory, block_fingerprint
 from gymgate.gateway.dialects.reading import Json, field, joined_text, mappings, metadata_of, without_none

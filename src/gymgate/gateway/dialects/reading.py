@@ -7,10 +7,10 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gymgate import codec
-from gymgate.config import Dialect
-from gymgate.errors import ConfigError
-from gymgate.json_server import error_text, message_in, shortened
+from gymgate.core import codec
+from gymgate.core.config import Dialect
+from gymgate.core.errors import ConfigError
+from gymgate.core.json_server import error_text, message_in, shortened
 
 Json = dict[str, Any]
 _CONTENT: Mapping[Dialect, str] = {"chat": "choices", "responses": "output", "messages": "content"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
 from gymgate.gateway.dialects.content import content_to_chat, said_in, set_reasoning
 from gymgate.gateway.dialects.gym_metadata import apply_gym_metadata
 from gymgate.gateway.dialects.memory import ConversationMemory, item_fingerprint

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gymgate import codec
-from gymgate.config import Dialect
-from gymgate.errors import PolicyError
+from gymgate.core import codec
+from gymgate.core.config import Dialect
+from gymgate.core.errors import PolicyError
 from gymgate.gateway.dialects.reading import Json, without, without_none
 
 _Events = Iterator[tuple[str, Json]]

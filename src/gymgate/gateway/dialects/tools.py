@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
 from gymgate.gateway.dialects.reading import Json, field, without, without_none
 
 _KINDS = ("function", "custom")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gymgate.config import Dialect
-from gymgate.errors import ConfigError, GymgateError, PolicyError
+from gymgate.core.config import Dialect
+from gymgate.core.errors import ConfigError, GymgateError, PolicyError
 from gymgate.gateway.dialects.answers import (
     chat_answer_to_messages,
     chat_answer_to_responses,
@@ -17,7 +17,7 @@ from gymgate.gateway.dialects.messages_request import messages_to_chat
 from gymgate.gateway.dialects.reading import Json
 from gymgate.gateway.dialects.responses_request import request_to_chat
 from gymgate.gateway.dialects.usage import usage_of, with_usage_details
-from gymgate.rollout.record import Usage
+from gymgate.rollouts.record import Usage
 
 _ERROR_KINDS = {401: "authentication_error", 404: "not_found_error"}
 _ANTHROPIC_KINDS = {

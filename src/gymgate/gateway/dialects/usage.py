@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gymgate.config import Dialect
+from gymgate.core.config import Dialect
 from gymgate.gateway.dialects.reading import Json, objects, part_of
-from gymgate.rollout.record import Usage
+from gymgate.rollouts.record import Usage
 
 _TOKEN_ID = "token_id:"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gymgate.config import Dialect
+from gymgate.core.config import Dialect
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.dialects import answers
 from gymgate.gateway.replay.conversation import Item

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from gymgate import codec
-from gymgate.dataset.row import input_items
+from gymgate.core import codec
 from gymgate.gateway.dialects.reading import canonical_json, without
+from gymgate.rollouts.row import input_items
 
 Item = Mapping[str, Any]
 """One input or output item of the Responses API."""

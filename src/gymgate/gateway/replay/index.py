@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from gymgate.errors import UnknownConversationError
+from gymgate.core.errors import UnknownConversationError
 from gymgate.gateway.replay.conversation import (
     Block,
     blocks_of,

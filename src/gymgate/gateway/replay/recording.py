@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gymgate import codec
-from gymgate.config import POLICY, Dialect
-from gymgate.dataset.rowfile import RowFile
-from gymgate.errors import ConfigError, DataError, GymgateError
+from gymgate.core import codec
+from gymgate.core.config import POLICY, Dialect
+from gymgate.core.errors import ConfigError, DataError, GymgateError
 from gymgate.gateway.dialects import translate_answer, translate_request
 from gymgate.gateway.dialects.reading import fault_of
 from gymgate.gateway.replay.conversation import Block, Item, blocks_of, is_policy_item, items_of
+from gymgate.rollouts.rowfile import RowFile
 
 _RUN_FIELDS = {"calls", "result", "status"}
 """Fields of a line of `gymgate run -o`."""

@@ -25,16 +25,16 @@ from inspect_ai.log import (
 )
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput, ModelUsage
 
-from gymgate.collection.aggregate import Runs
-from gymgate.collection.record import CollectedRollout
-from gymgate.config import POLICY
-from gymgate.dataset.row import input_items
-from gymgate.errors import ConfigError, DataError
+from gymgate.core.config import POLICY
+from gymgate.core.errors import ConfigError, DataError
 from gymgate.integrations.inspect.scorer import score_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, record_of
 from gymgate.integrations.inspect.task import conversation_of
 from gymgate.integrations.rows import row_id
-from gymgate.rollout import ModelCall, outcome_of
+from gymgate.rollouts import ModelCall, outcome_of
+from gymgate.rollouts.row import input_items
+from gymgate.runs.aggregate import Runs
+from gymgate.runs.record import CollectedRollout
 
 SCORER = "reward"
 _STOPS = {

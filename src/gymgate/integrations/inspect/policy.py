@@ -19,7 +19,7 @@ from inspect_ai.model import ContentReasoning, ContentText, ContentToolUse, Mode
 from openai import AsyncOpenAI
 from openai.types.responses import Response
 
-from gymgate.errors import PolicyError
+from gymgate.core.errors import PolicyError
 
 Item = dict[str, Any]
 _NO_PARAMETERS = {"type": "object", "properties": {}}

@@ -9,7 +9,7 @@ from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
 from inspect_ai.solver import TaskState
 
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY
-from gymgate.rollout import outcome_of
+from gymgate.rollouts import outcome_of
 
 
 @scorer(metrics=[mean(), stderr()])  # type: ignore[untyped-decorator]

@@ -12,14 +12,14 @@ from inspect_ai.agent import AgentState
 from inspect_ai.model import ModelOutput
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
-from gymgate.config import CallableEndpoint
+from gymgate.core.config import CallableEndpoint
+from gymgate.core.task_groups import task_group
 from gymgate.integrations import stacks
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.failures import RolloutFailed, failure_of
 from gymgate.integrations.inspect.policy import InspectPolicy, bridged
-from gymgate.rollout import Rollout
+from gymgate.rollouts import Rollout
 from gymgate.stack import Stack
-from gymgate.task_groups import task_group
 
 ROLLOUT_KEY = "nemo_gym"
 """Key of the rollout's record in the sample's store, and of the row's place in the sample's metadata."""

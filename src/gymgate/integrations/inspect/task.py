@@ -11,15 +11,15 @@ from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.model import ChatMessage, ChatMessageUser, messages_from_openai_responses
 from pydantic import ValidationError
 
-from gymgate.config import validation_message
-from gymgate.dataset.row import input_items
-from gymgate.errors import ConfigError
+from gymgate.core.config import validation_message
+from gymgate.core.errors import ConfigError
+from gymgate.gym.needs import require_needs
 from gymgate.integrations.eval_options import DEFAULT_DATA, DEFAULT_ENVIRONMENT, EvalOptions
 from gymgate.integrations.inspect.scorer import reward
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
 from gymgate.integrations.rows import EvalRow, eval_rows, json_safe
-from gymgate.rollout.transcript import transcript
-from gymgate.stack.needs import require_needs
+from gymgate.rollouts.row import input_items
+from gymgate.rollouts.transcript import transcript
 from gymgate.stack.sync import run_apart
 
 _OWN = ("dialect",)

@@ -17,11 +17,11 @@ from urllib.parse import quote
 
 import aiohttp
 
-from gymgate import codec
-from gymgate.errors import DataError, EnvironmentServerError, StackLostError
+from gymgate.core import codec
+from gymgate.core.errors import DataError, EnvironmentServerError, StackLostError
 from gymgate.gateway.dialects.reading import new_id
-from gymgate.rollout import RolloutError, outcome_of
-from gymgate.rollout.result import error_line, interpret_result, number
+from gymgate.rollouts import RolloutError, outcome_of
+from gymgate.rollouts.result import error_line, interpret_result, number
 
 MAX_STEPS = 10
 """Limit of a gymnasium episode whose agent's config sets none, as in `gymnasium_agent`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gymgate.catalog import EnvConfig, Environment
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
+from gymgate.gym.catalog import EnvConfig, Environment
 from gymgate.integrations.openenv.episode import MAX_STEPS, Episode, GymnasiumEpisode, ToolEpisode
 
 PLAYABLE: Mapping[str, type[Episode]] = {"simple_agent": ToolEpisode, "gymnasium_agent": GymnasiumEpisode}

@@ -21,14 +21,14 @@ from pydantic import Field
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gymgate.config import StackConfig
-from gymgate.dataset import Row
-from gymgate.dataset.row import input_items
-from gymgate.errors import ConfigError, DataError, GymgateError
+from gymgate.core.config import StackConfig
+from gymgate.core.errors import ConfigError, DataError, GymgateError
+from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.openenv.episode import Episode, GymnasiumEpisode
 from gymgate.integrations.openenv.playable import Playable
 from gymgate.integrations.openenv.tools import tools_of
-from gymgate.runtime.command import Progress
+from gymgate.rollouts import Row
+from gymgate.rollouts.row import input_items
 from gymgate.stack import Stack, acquire
 from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.workers import workers_of

@@ -18,14 +18,14 @@ from openenv.core.harness import (
     VerifyResult,
 )
 
-from gymgate.errors import ConfigError, GymgateError, TokenDataError
+from gymgate.core.errors import ConfigError, GymgateError, TokenDataError
 from gymgate.integrations.openenv.tools import tools_of
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.training.rows import prompt_messages
 from gymgate.integrations.training.spec import training_reward
 from gymgate.integrations.trl.policy import TRLServerEngine, server_policy
 from gymgate.integrations.trl.spec import NeMoGymSpec
-from gymgate.rollout import outcome_of
+from gymgate.rollouts import outcome_of
 from gymgate.stack.sync import LoopThread
 from gymgate.tokens import TokenConversation, TokenTurn
 

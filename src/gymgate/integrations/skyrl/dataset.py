@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gymgate import codec
-from gymgate.config import RuntimeConfig
+from gymgate.core import codec
+from gymgate.core.config import RuntimeConfig
 from gymgate.integrations.training.rows import ENVIRONMENT, ROW, Draws, open_sources, prompt_messages
 
 

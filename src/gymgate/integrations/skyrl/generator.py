@@ -10,8 +10,9 @@ from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_mo
 from skyrl.train.generators.base import TRAINING_PHASE_EVAL, GeneratorInterface
 from skyrl.train.generators.utils import build_vllm_cache_salt, get_rollout_metrics
 
-from gymgate import codec
-from gymgate.errors import ConfigError
+from gymgate.core import codec
+from gymgate.core.errors import ConfigError
+from gymgate.core.task_groups import task_group
 from gymgate.integrations.skyrl.outputs import Row, log_entries, reward_of, to_output, to_rows
 from gymgate.integrations.skyrl.policy import (
     GeneratorSettings,
@@ -22,7 +23,6 @@ from gymgate.integrations.skyrl.policy import (
 )
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.training.rows import ENVIRONMENT, ROW
-from gymgate.task_groups import task_group
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from gymgate.errors import TokenDataError
+from gymgate.core.errors import TokenDataError
 from gymgate.integrations.training.rollouts import (
     SampledRollout,
     filled_logprobs,
@@ -21,7 +21,7 @@ from gymgate.integrations.training.rollouts import (
     rollout_metrics,
 )
 from gymgate.integrations.training.spec import training_reward
-from gymgate.rollout import Segment, outcome_of
+from gymgate.rollouts import Segment, outcome_of
 
 
 class TrajectoryId(Protocol):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
 from gymgate.integrations.training.spec import TokenSpec
 from gymgate.tokens.engines import VLLMGenerateEngine
 from gymgate.tokens.sampling import NAMES

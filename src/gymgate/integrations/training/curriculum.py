@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from gymgate.config import Config
-from gymgate.dataset.rowfile import RowFile
-from gymgate.errors import ConfigError
+from gymgate.core.config import Config
+from gymgate.core.errors import ConfigError
+from gymgate.rollouts.rowfile import RowFile
 
 STATE_VERSION = 1
 UNIFORM = np.array([4.0, 4 / 2, 4 / 3])

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
-from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import ConfigError, DataError, ErrorKind, GymgateError, TokenDataError, from_wire
-from gymgate.rollout import Rollout, RolloutError, Segment, outcome_of
-from gymgate.rollout.result import failed_rollout
+from gymgate.core.config import RolloutLimits, StackConfig
+from gymgate.core.errors import ConfigError, DataError, ErrorKind, GymgateError, TokenDataError, from_wire
+from gymgate.core.starting import SharedStart
+from gymgate.rollouts import Rollout, RolloutError, Segment, outcome_of
+from gymgate.rollouts.result import failed_rollout
 from gymgate.stack import AgentInfo, Stack, connect
-from gymgate.starting import SharedStart
 from gymgate.tokens import TokenConversation
 
 logger = logging.getLogger(__name__)

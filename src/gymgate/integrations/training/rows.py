@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
-from gymgate.api import load_catalog
-from gymgate.catalog import Catalog
-from gymgate.config import RuntimeConfig
-from gymgate.dataset import Row, blend, open_rows
-from gymgate.dataset.row import input_items
-from gymgate.errors import ConfigError, DataError
+from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import ConfigError, DataError
+from gymgate.gym.by_name import load_catalog
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.rows import open_rows
+from gymgate.rollouts import Row, blend
+from gymgate.rollouts.row import input_items
 
 ROW = "nemo_gym_row"
 """Column of a trainer's dataset with the whole row, verbatim, as JSON."""

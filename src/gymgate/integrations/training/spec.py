@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from gymgate.collection.spec import RolloutSpec
-from gymgate.config import RolloutLimits, Settings, short_for
-from gymgate.rollout import Rollout
+from gymgate.core.config import RolloutLimits, Settings, short_for
+from gymgate.rollouts import Rollout
+from gymgate.runs.spec import RolloutSpec
 
 REWARD = "reward"
 """Name of the environment's own reward beside its parts."""

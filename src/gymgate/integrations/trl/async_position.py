@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from gymgate import codec
+from gymgate.core import codec
 
 if TYPE_CHECKING:
     from gymgate.integrations.trl.async_worker import RolloutWorker

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from multiprocessing.context import SpawnContext
 from typing import TYPE_CHECKING, Any
 
-from gymgate.errors import ConfigError, GymgateError, StackLostError, described
+from gymgate.core.errors import ConfigError, GymgateError, StackLostError, described
+from gymgate.core.task_groups import task_group
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.trl.batch import group_metrics, sample_class, to_samples
 from gymgate.integrations.trl.policy import TRLServerEngine, server_policy
-from gymgate.task_groups import task_group
 from gymgate.tokens import Engine, TokenPolicy
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import queue
 import time
 from typing import TYPE_CHECKING, Any
 
-from gymgate.errors import ConfigError, GymgateError, StackLostError, from_wire
+from gymgate.core.errors import ConfigError, GymgateError, StackLostError, from_wire
 from gymgate.integrations.trl.async_process import Channels, ProcessSettings, process_main
 from gymgate.integrations.trl.policy import tokenizer_of, trainer_sampling
 

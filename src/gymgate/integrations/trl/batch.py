@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, Literal
 
-from gymgate.errors import ConfigError, TokenDataError
+from gymgate.core.errors import ConfigError, TokenDataError
 from gymgate.integrations.training.rollouts import (
     SampledRollout,
     filled_logprobs,
@@ -19,7 +19,7 @@ from gymgate.integrations.training.rollouts import (
     values_by_metric,
 )
 from gymgate.integrations.training.spec import REWARD, training_reward
-from gymgate.rollout import Rollout, Segment, outcome_of
+from gymgate.rollouts import Rollout, Segment, outcome_of
 
 SegmentChoice = Literal["longest", "last"]
 """The segment that stands for a rollout with several: the one with most sampled ids, or the last."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gymgate import codec
-from gymgate.dataset.row import row_key
-from gymgate.files import replacing
+from gymgate.core import codec
+from gymgate.core.files import replacing
 from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig, Group
 from gymgate.integrations.training.rows import WeightedSource
+from gymgate.rollouts.row import row_key
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,15 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gymgate import codec
-from gymgate.api import load_catalog
-from gymgate.catalog import Environment
-from gymgate.config import EnvironmentConfig, StackConfig
-from gymgate.dataset import Row, open_rows
-from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
-from gymgate.extras import install_command
+from gymgate.core import codec
+from gymgate.core.config import EnvironmentConfig, StackConfig
+from gymgate.core.errors import ConfigError, DataError, GymgateError, MissingExtraError
+from gymgate.core.extras import install_command
+from gymgate.gym.by_name import load_catalog
+from gymgate.gym.catalog import Environment
+from gymgate.gym.rows import open_rows
 from gymgate.integrations.training.rows import WeightedSource, checked_weight, prompt_messages
+from gymgate.rollouts import Row
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gymgate.errors import ConfigError, PolicyError
-from gymgate.http_client import HTTPClient, Response
-from gymgate.json_server import listed_models, probe
+from gymgate.core.errors import ConfigError, PolicyError
+from gymgate.core.http_client import HTTPClient, Response
+from gymgate.core.json_server import listed_models, probe
 from gymgate.stack.sync import run_apart
 from gymgate.tokens import Engine, Sample, TokenPolicy
 from gymgate.tokens.conversation import make_renderer

@@ -12,16 +12,16 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field, ValidationError
 
-from gymgate import codec
-from gymgate.collection.spec import gather_stack
-from gymgate.config import (
+from gymgate.core import codec
+from gymgate.core.config import (
     EnvironmentConfig,
     EnvironmentSettings,
     RolloutLimits,
     StackConfig,
     validation_message,
 )
-from gymgate.errors import ConfigError
+from gymgate.core.errors import ConfigError
+from gymgate.core.task_groups import task_group
 from gymgate.integrations.training.curriculum import CurriculumConfig
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.training.rows import blended, in_turn, read_rows
@@ -37,8 +37,8 @@ from gymgate.integrations.trl.policy import (
     tokenizer_of,
     vllm_awake,
 )
+from gymgate.runs.spec import gather_stack
 from gymgate.stack.sync import LoopThread
-from gymgate.task_groups import task_group
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.engines import ColocatedEngine, HuggingFaceEngine
 

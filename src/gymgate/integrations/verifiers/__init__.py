@@ -12,8 +12,8 @@ from importlib import metadata
 
 from packaging.version import Version
 
-from gymgate.errors import MissingExtraError
-from gymgate.extras import install_command
+from gymgate.core.errors import MissingExtraError
+from gymgate.core.extras import install_command
 
 PLUGIN_ID = "nemo-gym-env"
 """verifiers' name of this plugin: the name of the module `nemo_gym_env`."""

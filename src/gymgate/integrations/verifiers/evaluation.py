@@ -26,14 +26,14 @@ from verifiers.v1.utils.interrupt import install_interrupt
 from verifiers.v1.utils.logging import setup_logging
 from verifiers.v1.utils.trace_store import TRACES_FILE
 
-from gymgate.collection.counts import RolloutCounts
-from gymgate.collection.tasks import CollectedTasks
-from gymgate.config import validation_message
-from gymgate.errors import ConfigError
+from gymgate.core.config import validation_message
+from gymgate.core.errors import ConfigError
+from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import INFO_KEY, NeMoGymConfig
-from gymgate.rollout import outcome_of
-from gymgate.runtime.command import Progress
+from gymgate.rollouts import outcome_of
+from gymgate.runs.counts import RolloutCounts
+from gymgate.runs.tasks import CollectedTasks
 
 PROGRESS_S = 10.0
 TASKSET_CLIENT = {"api_key_var": "OPENAI_API_KEY"}

@@ -10,13 +10,13 @@ from pydantic import SecretStr
 from verifiers.v1.configs.client import resolve_api_key, resolve_headers
 from verifiers.v1.runtimes import Runtime
 
-from gymgate.config import HTTPEndpoint, StackConfig
-from gymgate.dataset.row import input_items
+from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.integrations import stacks
 from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT
 from gymgate.integrations.failures import RolloutFailed, failure_of
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymConfig, NeMoGymData, log, record
+from gymgate.rollouts.row import input_items
 
 
 class NeMoGymHarnessConfig(vf.HarnessConfig):

@@ -11,14 +11,13 @@ import verifiers.v1 as vf
 from pydantic import BaseModel, ConfigDict
 from verifiers.v1.dialects import ChatDialect, ResponsesDialect
 
-from gymgate.config import POLICY, RolloutLimits, StackConfig
-from gymgate.dataset import Row
-from gymgate.errors import GymgateError
+from gymgate.core.config import POLICY, RolloutLimits, StackConfig
+from gymgate.core.errors import GymgateError
 from gymgate.gateway.dialects import translate_request
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.rows import eval_rows, json_safe
 from gymgate.integrations.verifiers import PLUGIN_ID
-from gymgate.rollout import ModelCall, Rollout, outcome_of
+from gymgate.rollouts import ModelCall, Rollout, Row, outcome_of
 
 INFO_KEY = "nemo_gym"
 REWARD = "reward"

@@ -16,11 +16,8 @@ from verifiers.v1.state import State
 from verifiers.v1.task import WireTaskData
 from verifiers.v1.trace import AgentInfo, AgentSpan, ModelCall, Reward, TimeSpan, Timing, Trace, TraceTask
 
-from gymgate.collection.aggregate import Runs
-from gymgate.collection.record import CollectedRollout
-from gymgate.dataset.row import input_items
-from gymgate.errors import ConfigError
-from gymgate.files import replacing
+from gymgate.core.errors import ConfigError
+from gymgate.core.files import replacing
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import (
     INFO_KEY,
@@ -30,7 +27,10 @@ from gymgate.integrations.verifiers.taskset import (
     judge_usage,
     usage_of,
 )
-from gymgate.rollout import outcome_of
+from gymgate.rollouts import outcome_of
+from gymgate.rollouts.row import input_items
+from gymgate.runs.aggregate import Runs
+from gymgate.runs.record import CollectedRollout
 
 WireTrace = Trace[WireTaskData, State, WireAgentConfig]
 WireEpisode = Episode[WireTaskData, State, WireAgentConfig]

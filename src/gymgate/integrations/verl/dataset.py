@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from gymgate import codec
-from gymgate.config import RuntimeConfig
-from gymgate.dataset.row import input_items, row_key
-from gymgate.errors import ConfigError
+from gymgate.core import codec
+from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import ConfigError
 from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig, Group
 from gymgate.integrations.training.rows import ENVIRONMENT, ROW, Draws, open_sources
 from gymgate.integrations.verl.metrics import AT
+from gymgate.rollouts.row import input_items, row_key
 
 
 class NeMoGymDataset(Dataset):  # type: ignore[misc]

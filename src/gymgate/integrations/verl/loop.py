@@ -9,8 +9,8 @@ from typing import Any
 
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from gymgate import codec
-from gymgate.errors import ConfigError, DataError, GymgateError, from_wire
+from gymgate.core import codec
+from gymgate.core.errors import ConfigError, DataError, GymgateError, from_wire
 from gymgate.integrations.training.rollouts import SampledRollout
 from gymgate.integrations.training.rows import ENVIRONMENT, ROW
 from gymgate.integrations.training.spec import REWARD, training_reward
@@ -18,7 +18,7 @@ from gymgate.integrations.verl.dataset import plain
 from gymgate.integrations.verl.metrics import is_validation, report, why_untrained
 from gymgate.integrations.verl.outputs import fitting, to_outputs
 from gymgate.integrations.verl.worker import LoopConfig, Worker, worker_of
-from gymgate.rollout import outcome_of
+from gymgate.rollouts import outcome_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gymgate.errors import GymgateError, from_wire
+from gymgate.core.errors import GymgateError, from_wire
 from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics
 
 PARTITION = "nemo_gym"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymgate.integrations.training.rollouts import KINDS, SampledRollout, filled_logprobs, rollout_metrics
-from gymgate.rollout import Segment
+from gymgate.rollouts import Segment
 
 _EMPTY_LISTS = ("turn_scores", "tool_rewards")
 """Extra fields that verl's own agent loops always have."""

@@ -9,7 +9,7 @@ from typing import Any
 import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from gymgate.errors import GymgateError, from_wire
+from gymgate.core.errors import GymgateError, from_wire
 from gymgate.integrations.training.rollouts import MAX_FAILED_BATCHES, MIN_FAILED_GROUPS
 from gymgate.integrations.verl.dataset import learn
 from gymgate.integrations.verl.metrics import PARTITION, log_entries, most_frequent

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import model_validator
 
-from gymgate.collection.spec import gather_stack
 from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
 from gymgate.integrations.training.spec import TokenSpec
+from gymgate.runs.spec import gather_stack
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import ServerManagerEngine

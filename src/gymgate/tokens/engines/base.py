@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
-from gymgate.errors import TokenDataError
+from gymgate.core.errors import TokenDataError
 
 FinishReason = Literal["stop", "length", "abort"]
 

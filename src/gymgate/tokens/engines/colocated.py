@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymgate.errors import GymgateError, PolicyError, described
+from gymgate.core.errors import GymgateError, PolicyError, described
 from gymgate.tokens.engines.base import FinishReason, Sample
 
 

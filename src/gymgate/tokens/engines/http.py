@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from gymgate import codec
-from gymgate.errors import PolicyError, TokenDataError, described
-from gymgate.http_client import HTTPClient, Request, Response
-from gymgate.json_server import JSONServer, listed_models, probe
+from gymgate.core import codec
+from gymgate.core.errors import PolicyError, TokenDataError, described
+from gymgate.core.http_client import HTTPClient, Request, Response
+from gymgate.core.json_server import JSONServer, listed_models, probe
 from gymgate.tokens.engines.base import FinishReason, Sample
 
 MAX_RETRIES = 2

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gymgate.errors import MissingExtraError, PolicyError
+from gymgate.core.errors import MissingExtraError, PolicyError
 from gymgate.tokens.engines.base import NEUTRAL, Sample
 
 if TYPE_CHECKING:

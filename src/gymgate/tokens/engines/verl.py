@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gymgate.errors import TokenDataError
+from gymgate.core.errors import TokenDataError
 from gymgate.tokens.engines.base import FinishReason, Sample
 
 

@@ -1,0 +1,208 @@
+"""Slurm scripts for a run: an array over shards or seeds, and a job that aggregates it.
+
+Every argument is quoted here; nothing in the scripts is evaluated later.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gymgate.core.errors import ConfigError
+
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+_RESERVED = frozenset({"array", "output", "job-name", "signal"})
+WAIT_FOR_RESTART_S = 1800
+"""Time for a policy server that died to be up again."""
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """The array to write scripts for."""
+
+    arguments: Sequence[str]
+    """Arguments of `gymgate run`, without `-o` and `--shard`."""
+    output: Path
+    shards: int | None = None
+    """Array tasks, each with a part of the rollouts."""
+    seeds: Sequence[int] | None = None
+    """Array tasks by seed, instead of `shards`."""
+    name: str = "gymgate"
+    at_once: int | None = None
+    """Array tasks that run at the same time; `None`: all."""
+    time: str | None = None
+    """Walltime as Slurm writes it; no rollout is started in its last `drain_s` seconds."""
+    drain_s: int = 600
+    requeues: int = 3
+    """Times that a task which ran out of time, or was preempted, is requeued."""
+    options: Mapping[str, str | None] = field(default_factory=dict)
+    """Further sbatch options of the array: partition, account, gpus-per-node, ... With `dependency`, an array whose dependency
+    can no longer be met is cancelled, unless `kill-on-invalid-dep` says otherwise."""
+    setup: Sequence[str] = ()
+    """Shell lines to run first, verbatim."""
+    serve: Sequence[str] = ()
+    """Arguments of `gymgate serve-policy`, which then runs in each task; none: the endpoint is elsewhere."""
+    serves_policy: bool = True
+    """Whether those servers include a policy; otherwise they are only a sandbox."""
+
+    def __post_init__(self) -> None:
+        if (self.shards is None) == (self.seeds is None):
+            raise ConfigError(
+                "give either --shards N or --seeds LIST: each array task runs one shard or one seed"
+            )
+        if self.shards is not None and self.shards < 1:
+            raise ConfigError(f"there must be at least one shard, not {self.shards}")
+        own = ["-o", "--output", "--shard", *(["--seeds"] if self.seeds is not None else [])]
+        for argument in self.arguments:
+            if argument.split("=")[0] in own:
+                raise ConfigError(f"{argument} is set for each array task; leave it out")
+        if self.serve and self.serves_policy and self._runs_with("-b", "--base-url"):
+            raise ConfigError("-b is set from the servers that --serve starts; leave it out")
+        for name in self.options:
+            if not _OPTION.fullmatch(name) or name in _RESERVED:
+                raise ConfigError(f"--sbatch {name!r} is not an option, or one that the script sets itself")
+        if "dependency" in self.options and not self.options["dependency"]:
+            raise ConfigError("--sbatch dependency needs a value, e.g. dependency=afterok:1234")
+        nodes = self.options.get("nodes") or "1"
+        if self.serve and nodes != "1" and "--slurm-nodes" not in self.serve:
+            raise ConfigError(
+                f"--sbatch nodes={nodes}: --serve starts servers on the first node only, and a server cannot span nodes; add "
+                "--slurm-nodes to --serve for servers on every node, or leave nodes out"
+            )
+        if self.time is not None and seconds_of(self.time) <= self.drain_s:
+            raise ConfigError(f"--time {self.time} leaves nothing after --drain of {self.drain_s} s")
+
+    def _runs_with(self, *options: str) -> bool:
+        return any(argument.split("=")[0] in options for argument in self.arguments)
+
+    @property
+    def array(self) -> str:
+        """The array's indices as Slurm writes them."""
+        if self.seeds is None:
+            return f"1-{self.shards}"
+        return ",".join(map(str, sorted(self.seeds)))
+
+    @property
+    def runs(self) -> list[Path]:
+        """Directories to aggregate."""
+        output = self.output.absolute()
+        return [output] if self.seeds is None else [output / f"seed-{seed}" for seed in sorted(self.seeds)]
+
+    def command(self) -> str:
+        """The command of a task as a line of bash, which evaluates nothing but the task's number."""
+        run = ["gymgate", "run", *self.arguments]
+        if self.serve and self.serves_policy:
+            run += ["-b", "{urls}"]
+            if not self._runs_with("--wait-for-policy"):
+                run += ["--wait-for-policy", str(WAIT_FOR_RESTART_S)]
+        line = shlex.join([*run, "-o", str(self.output.absolute())])
+        number = "$SLURM_ARRAY_TASK_ID"
+        share = f" --shard {number}/{self.shards}"
+        if self.seeds is not None:
+            share = f"/seed-{number} --seeds {number}-{number}"
+        if not self.serve:
+            return line + share
+        split = self.serve.index("--") if "--" in self.serve else len(self.serve)
+        logs = f"{shlex.quote(str(self.output.absolute()))}/logs/servers-{number}"
+        serve = f"gymgate serve-policy {shlex.join(self.serve[:split])} --logs {logs}"
+        return f'{serve} --run {shlex.quote(line)}"{share}" {shlex.join(self.serve[split:])}'.rstrip()
+
+
+def array_script(job: SlurmJob) -> str:
+    """The sbatch script of the array. A task exits with an error if rollouts failed permanently."""
+    array = job.array + (f"%{job.at_once}" if job.at_once else "")
+    logs = job.output.absolute() / "logs"
+    options: dict[str, str | None] = {
+        "job-name": job.name,
+        "array": array,
+        "output": f"{logs}/%A_%a.log",
+        "open-mode": "append",
+        "requeue": None,
+        **({"time": job.time, "signal": f"B:USR1@{job.drain_s}"} if job.time else {}),
+        **({"kill-on-invalid-dep": "yes"} if "dependency" in job.options else {}),
+        **job.options,
+    }
+    lines = [
+        "#!/bin/bash",
+        *_sbatch(options),
+        "set -euo pipefail",
+        *job.setup,
+        "# Slurm sends SIGUSR1 before the walltime ends: start no new rollouts, finish those under way.",
+        f"{job.command()} &",
+        "runner=$!",
+        "trap 'kill -USR1 \"$runner\" 2>/dev/null || true' USR1",
+        "trap 'kill -TERM \"$runner\" 2>/dev/null || true' TERM",
+        # A signal ends `wait`, not the run, whose exit status bash keeps.
+        'while kill -0 "$runner" 2>/dev/null; do wait "$runner" || true; done',
+        "code=0",
+        'wait "$runner" || code=$?',
+        '[ "$code" -ne 138 ] || code=75  # SIGUSR1 ended it before it could handle signals',
+        f'if [ "$code" -eq 75 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.requeues} ]; then',
+        '  scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"',
+        "  sleep 60  # Slurm ends this step",
+        "fi",
+        'exit "$code"',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def aggregate_script(job: SlurmJob) -> str:
+    """The sbatch script that aggregates the array's runs; submit it with a dependency on the array. It waits for what the
+    array depends on too, because it begins after the array."""
+    output = job.output.absolute()
+    carried = {name: value for name, value in job.options.items() if name in ("account", "partition", "qos")}
+    options = {"job-name": f"{job.name}-aggregate", "output": f"{output}/logs/aggregate_%j.log", **carried}
+    files = [f"-o{output}/tasks.jsonl", f"-o{output}/tasks.csv", f"--summary={output}/summary.jsonl"]
+    lines = [
+        "#!/bin/bash",
+        *_sbatch(options),
+        "set -euo pipefail",
+        *job.setup,
+        "code=0",
+        f"gymgate aggregate {shlex.join([*map(str, job.runs), *files, '--complete'])} || code=$?",
+        f"gymgate report {shlex.join([*map(str, job.runs), '-o', str(output / 'report.html')])}",
+        'exit "$code"',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def submit_script(array: Path, aggregate: Path) -> str:
+    """The shell script that submits both: the second job runs when every task of the array has ended, well or not."""
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "set -euo pipefail",
+            f"id=$(sbatch --parsable {shlex.quote(str(array))})",
+            "id=${id%%;*}",
+            f'sbatch --parsable --dependency="afterany:$id" {shlex.quote(str(aggregate))}',
+            'echo "array $id" >&2',
+            "",
+        ]
+    )
+
+
+def seconds_of(text: str) -> int:
+    """Seconds of a Slurm walltime: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS. Raises `ConfigError`."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"--time {text!r}: write minutes, HH:MM:SS or D-HH:MM:SS")
+    days, first, second, third = match.groups()
+    if days is not None:
+        return int(days) * 86400 + int(first) * 3600 + int(second or 0) * 60 + int(third or 0)
+    if third is not None:
+        return int(first) * 3600 + int(second) * 60 + int(third)
+    return int(first) * 60 + int(second or 0)
+
+
+def _sbatch(options: Mapping[str, str | None]) -> list[str]:
+    for name, value in options.items():
+        if value is not None and ("\n" in value or '"' in value):
+            raise ConfigError(f"--sbatch {name}={value!r}: a value must be one line without quotes")
+    quoted = {name: f'"{value}"' if value and " " in value else value for name, value in options.items()}
+    return [f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in quoted.items()]

@@ -1,0 +1,85 @@
+"""Files on disk: replace one as a whole, read the end of one, take its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from gymgate.core.errors import ConfigError, DataError
+
+
+@contextmanager
+def replacing(path: Path, *, sync: bool = False) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of `path` when the block ends without an error. `sync`: write it through to the disk.
+
+    Raises `DataError` if the file system refuses.
+    """
+    scratch: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        scratch = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        scratch.chmod(0o666 & ~_umask())
+        scratch.replace(path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}", path=str(path)) from error
+    finally:
+        if scratch is not None:
+            scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def filling(path: Path) -> Iterator[Path]:
+    """Make a directory that gets the name `path` when the block ends without an error.
+
+    Raises `ConfigError` if there is something at `path`, `DataError` if the file system refuses.
+    """
+    if path.exists():
+        raise ConfigError(f"{path} exists already; choose another directory")
+    scratch: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        yield scratch
+        scratch.chmod(0o777 & ~_umask())
+        scratch.rename(path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}", path=str(path)) from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def tail(path: Path, lines: int = 20, size: int = 16384) -> str:
+    """Return the last `lines` lines in the last `size` bytes of a file; an empty string if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hex digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _umask() -> int:
+    """The umask of this process, which `mkstemp` ignores."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

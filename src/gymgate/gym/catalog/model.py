@@ -1,0 +1,247 @@
+"""Environments, their configs and their data files. Plain values."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gymgate.core import codec
+from gymgate.core.config import POLICY
+from gymgate.core.errors import ConfigError
+from gymgate.gym.catalog.needs import Need, judge_references, model_references
+from gymgate.gym.inside.resolve import AGENTS, MISSING, MODELS, RESOURCES, SandboxReference, ServerInstance
+
+RowsKind = Literal["rows", "raw", "rollouts", "other"]
+EnvironmentKind = Literal["resources_servers", "environments", "benchmarks", "responses_api_agents", "config"]
+"""The directory of the release that holds it; `config`: it is a user's own."""
+
+PACKAGED_KINDS: tuple[EnvironmentKind, ...] = ("resources_servers", "environments", "benchmarks")
+"""In the order in which a bare name is looked up."""
+
+AGENT_KIND: EnvironmentKind = "responses_api_agents"
+"""Agents that ship data or need no resources server. They are found by their full name only."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset that an agent's config declares; its file may not be packaged."""
+
+    name: str
+    type: str
+    path: str
+    """As the config writes it, relative to a component root."""
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """One config file of an environment, with everything it includes and inherits."""
+
+    name: str
+    """File stem, or the path below the environment where two files share a stem."""
+    path: Path
+    instances: tuple[ServerInstance, ...] = ()
+    """Every server that it names, including model servers and the environment servers that 0.7.0 puts in front of agents."""
+    needs: tuple[Need, ...] = ()
+    requirements: tuple[str, ...] = ()
+    """PyPI requirements of its resources servers and agents that the installed nemo-gym does not meet, sorted. nemo-gym
+    itself and editable lines are left out."""
+    sandboxes: tuple[SandboxReference, ...] = ()
+    """The settings with which its servers choose a sandbox provider."""
+    files: tuple[Path, ...] = ()
+    """The config files in order, if it was put together of several; `path` is the first."""
+    missing: tuple[str, ...] = ()
+    """Dotted paths whose value is `???` or interpolates a key that no file defines. NeMo Gym's parser refuses the config
+    until they are given."""
+
+    @property
+    def all_files(self) -> tuple[Path, ...]:
+        """The config files that make it, in order; those that they include are left out."""
+        return self.files or (self.path,)
+
+    @property
+    def servers(self) -> tuple[ServerInstance, ...]:
+        """Resources servers and agents."""
+        return tuple(server for server in self.instances if server.kind in (RESOURCES, AGENTS))
+
+    @property
+    def agents(self) -> tuple[ServerInstance, ...]:
+        """Agents; rows name one in `agent_ref`."""
+        return tuple(server for server in self.instances if server.kind == AGENTS)
+
+    @property
+    def datasets(self) -> tuple[Dataset, ...]:
+        """The datasets that its agents declare, each once."""
+        declared = (item for agent in self.agents for item in agent.block.get("datasets") or ())
+        items = (item for item in declared if isinstance(item, dict))
+        return tuple(
+            dict.fromkeys(
+                Dataset(str(item.get("name")), str(item.get("type")), str(item.get("jsonl_fpath")))
+                for item in items
+            )
+        )
+
+    @property
+    def judges(self) -> dict[str, str]:
+        """Model servers other than the policy's that a resources server or agent names, each with the setting that names it."""
+        return judge_references(self.servers)
+
+    @property
+    def model_servers(self) -> tuple[str, ...]:
+        """Model servers other than the policy's that it defines or refers to, sorted."""
+        defined = {server.name for server in self.instances if server.kind == MODELS}
+        named = {name for name in model_references(self.servers) if "${" not in name}
+        return tuple(sorted({*defined, *named} - {POLICY, MISSING}))
+
+    @property
+    def need_kinds(self) -> tuple[str, ...]:
+        """Kinds of its needs, sorted, each once."""
+        return tuple(sorted({need.kind for need in self.needs}))
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A packaged JSONL file."""
+
+    name: str
+    """Path below the environment's `data` directory, without the suffix."""
+    path: Path
+    kind: RowsKind
+    """rows: ready to run; raw: no `responses_create_params` yet; rollouts: recorded results; other: neither."""
+    lines: int | None = field(default=None, compare=False)
+    """Lines that are not blank; `None`: they were not counted yet."""
+
+    def rows(self) -> int:
+        """Return the number of lines that are not blank."""
+        if self.lines is not None:
+            return self.lines
+        with self.path.open("rb") as file:
+            return sum(1 for line in file if not line.isspace())
+
+
+def kind_of_file(path: Path) -> RowsKind:
+    """Return the kind of a JSONL file, judged by its first line that is not blank."""
+    try:
+        with path.open("rb") as file:
+            return _kind_of_row(codec.loads(next((line for line in file if not line.isspace()), b"")))
+    except (OSError, ValueError):
+        return "other"
+
+
+def _kind_of_row(row: Any) -> RowsKind:
+    if not isinstance(row, dict):
+        return "other"
+    params = row.get("responses_create_params")
+    if isinstance(params, dict) and "input" in params:
+        return "rollouts" if isinstance(row.get("response"), dict) else "rows"
+    return "other" if any("reward" in key for key in row) else "raw"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment of an installed nemo-gym, or a user's own config."""
+
+    name: str
+    kind: EnvironmentKind
+    path: Path
+    domain: str | None = None
+    description: str | None = None
+    configs: tuple[EnvConfig, ...] = ()
+    data: tuple[DataFile, ...] = ()
+    images: tuple[str, ...] | None = field(default=None, compare=False)
+    """The images that its rows name, as `images_of_rows` finds them; `None`: the rows were not read yet."""
+
+    def config(self, name: str | Sequence[str] | None = None) -> EnvConfig:
+        """Return the config of that name; of several names, the one that `Catalog.find` put together of them. `None` means
+        the one named like the environment, else one with a simple agent, else any with an agent.
+
+        Raises `ConfigError` with the choices.
+        """
+        if not self.configs:
+            raise ConfigError(f"environment {self.name!r} has no config in {self.path}")
+        if name is None:
+            return min(self.configs, key=self._rank)
+        name = joined_name(name)
+        stem = name.removesuffix(".yaml")
+        for config in self.configs:
+            if name == config.name or (not config.files and stem in (config.name, config.path.stem)):
+                return config
+        raise ConfigError(
+            f"environment {self.name!r} has no config {name!r}; {_choices(c.name for c in self.configs)}"
+        )
+
+    def _rank(self, config: EnvConfig) -> tuple[bool, ...]:
+        """Return a sort key: the best default config has the smallest."""
+        runs = bool(config.agents)
+        own_name = config.name in (self.name, "config")
+        simple = any(agent.type == "simple_agent" for agent in config.agents)
+        return (not runs, not own_name, not simple)
+
+    def data_file(self, name: str = "example", config: str | None = None) -> DataFile:
+        """Return the packaged file with that stem, file name or dataset name. `config` decides between datasets that
+        share a name. `example` also finds datasets of the type `example`.
+
+        Raises `ConfigError` with the choices.
+        """
+        stem = name.removesuffix(".jsonl")
+        files = [
+            *self._declared_files(self.config(config), name),
+            *(file for file in self.data if file.name == stem),
+            *(file for file in self.data if file.path.stem == stem),
+            *(file for declaring in self.configs for file in self._declared_files(declaring, name)),
+        ]
+        if not files:
+            raise ConfigError(self._no_data(name))
+        return files[0]
+
+    def recordings(self) -> tuple[DataFile, ...]:
+        """Return the files of recorded rollouts: rows with a `response`."""
+        return tuple(file for file in self.data if file.kind == "rollouts")
+
+    def _declared_files(self, config: EnvConfig, name: str) -> Iterator[DataFile]:
+        """Yield the packaged files of a config's datasets of that name."""
+        named = [dataset for dataset in config.datasets if dataset.name == name]
+        if name == "example":
+            named += [dataset for dataset in config.datasets if dataset.type == "example"]
+        for dataset in named:
+            end = "/" + dataset.path.lstrip("./")
+            yield from (file for file in self.data if f"/{file.path.as_posix()}".endswith(end))
+
+    @property
+    def known_as(self) -> str:
+        """The name that means this environment and no other on the command line."""
+        return str(self.path) if self.kind == "config" else f"{self.kind}/{self.name}"
+
+    def _no_data(self, name: str) -> str:
+        declared = {dataset.name: dataset.path for config in self.configs for dataset in config.datasets}
+        names = [file.name for file in self.data if file.kind in ("rows", "raw", "rollouts")]
+        if name in declared:
+            what = (
+                f"data {name!r} of environment {self.name!r} is not in the wheel ({declared[name]}); "
+                f"`gymgate data prepare {self.known_as}` gets it"
+            )
+        else:
+            what = f"environment {self.name!r} has no data {name!r}"
+        if names:
+            return f"{what}; {_choices(names)}, or a path to a JSONL file"
+        if declared and name not in declared:
+            what += f" (it declares {', '.join(declared)}: `gymgate data prepare {self.known_as}` gets them)"
+        return f"{what}; the wheel has no rows for it: give a path to a JSONL file"
+
+
+def joined_name(names: str | Sequence[str]) -> str:
+    """Return the name of a config that is put together of several: `a+b.yaml`."""
+    return names if isinstance(names, str) else "+".join(names)
+
+
+def _choices(names: Iterable[str]) -> str:
+    return f"choose one of: {', '.join(dict.fromkeys(names))}"
+
+
+def near(name: str, names: Sequence[str]) -> list[str]:
+    """Return up to five names that resemble `name`, the closest first."""
+    close = difflib.get_close_matches(name, names, n=5, cutoff=0.6)
+    close += [other for other in names if name and (name in other or other in name)]
+    return list(dict.fromkeys(close))[:5]

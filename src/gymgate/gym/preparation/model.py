@@ -1,0 +1,91 @@
+"""What to prepare, and what was prepared."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gymgate.core.config import Config, EnvironmentConfig, RuntimeConfig
+
+DEFAULT_TOKEN_ENV = "HF_TOKEN"
+Split = Literal["train", "validation", "benchmark", "example"]
+
+
+class PrepareConfig(Config):
+    """Which data to prepare, and how."""
+
+    environment: EnvironmentConfig
+    """Its config, agent and overrides count, as for a stack."""
+    runtime: RuntimeConfig = RuntimeConfig()
+    """nemo-gym release whose preparation is run."""
+    splits: tuple[Split, ...] = ("train", "validation", "benchmark")
+    """Kinds of declared datasets to prepare; each gets a file."""
+    arguments: tuple[tuple[str, Any], ...] = ()
+    """Keyword arguments of the dataset's own `prepare()`."""
+    script: str | None = None
+    """A script of the environment to run instead of what its config declares."""
+    script_arguments: tuple[str, ...] = ()
+    """The script's command line; without `script`, for the only script that the environment has."""
+    input: str | None = None
+    """A JSONL file of your own instead of what the config declares."""
+    prompt: str | None = None
+    """Prompt file (YAML: `user`, perhaps `system`) to fill rows into, instead of the declared one."""
+    requirements: tuple[str, ...] = ()
+    """Packages that a script needs and does not declare."""
+    token_env: str = DEFAULT_TOKEN_ENV
+    """Environment variable with the hub's token, passed on if it is set."""
+    env_vars: tuple[str, ...] = ()
+    """Names of further environment variables that a script may see."""
+    skip_bad: bool = False
+    """Leave out rows that cannot run, instead of an error."""
+    refresh: bool = False
+    """Fetch again what was fetched earlier."""
+    timeout_s: float = Field(default=14400.0, gt=0)
+    """Seconds for everything, downloads included, without making a runtime."""
+
+
+class _Note(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class SourceNote(_Note):
+    """One dataset, script or file that rows came from."""
+
+    name: str
+    rows: int
+    bad: int
+    """Rows that cannot run and were left out."""
+    origin: dict[str, Any]
+    """`kind`: huggingface (repository, file or split, commit), script (path, its sha256, arguments), packaged or
+    file; and the sha256 of what was fetched."""
+    agent: str | None
+    """Agent instance that its rows go to; `None`: the one that each row names, else the config's first."""
+    repeats: int
+    """How often NeMo Gym's own evaluation runs each row (`num_repeats`); the rows are not repeated here."""
+    prompt: str | None
+    """Prompt file that the rows were filled into."""
+
+
+class FileNote(_Note):
+    """One file of rows."""
+
+    rows: int
+    distinct: int
+    """Rows that differ."""
+    agents: dict[str, int]
+    """Rows by agent."""
+    sha256: str
+    sources: tuple[SourceNote, ...]
+
+
+class Manifest(_Note):
+    """The content of `manifest.json`, which lies beside the files."""
+
+    environment: str
+    """The name by which `gymgate run` and all other commands find it."""
+    config: str
+    nemo_gym: str
+    gymgate: str
+    files: dict[str, FileNote]
+    """By name."""

@@ -1,0 +1,138 @@
+"""Docker containers that NeMo Gym's servers started for a stack: how they are labelled, found and removed."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Collection
+from datetime import datetime
+from typing import NamedTuple
+
+from gymgate.core import codec
+from gymgate.core.errors import SetupError
+from gymgate.gym.runtime.command import CommandError, run_command
+from gymgate.gym.runtime.environment import clean_env
+from gymgate.gym.runtime.owners import ELSEWHERE, has_ended, owner
+
+STACK, SERVERS, ROLLOUT, PROCESS, USER = (
+    f"gymgate.{name}" for name in ("stack", "servers", "rollout", "process", "user")
+)
+"""Labels: the stack; the servers in it that started the container, and for which rollout, where that is known; the daemon
+process and user of the stack."""
+_TIMEOUT_S = 30.0
+
+
+class Selection(NamedTuple):
+    """The containers with a label. With moments (Unix time): of these, those made between them for an unknown rollout."""
+
+    label: str
+    value: str
+    after: float = 0.0
+    before: float = math.inf
+
+
+class Leftover(NamedTuple):
+    """A container whose stack is gone or cannot be seen from here."""
+
+    id: str
+    name: str
+    image: str
+    is_certain: bool
+    """Whether the stack is gone. If not, it may run in another PID namespace or on another machine."""
+
+
+def labels_of(stack: str, servers: str) -> dict[str, str]:
+    """Return the labels of containers that servers of a stack of this process start."""
+    return {
+        STACK: stack,
+        SERVERS: servers,
+        PROCESS: owner(),
+        USER: str(os.getuid()),
+    }
+
+
+def remove_selected(stack: str, selections: Collection[Selection]) -> set[Selection]:
+    """Remove a stack's containers in any of the selections, and return the selections that had some.
+
+    All had some where docker fails: what there is cannot be known. Blocks.
+    """
+    try:
+        lines = (
+            _docker("ps", "-a", "--filter", f"label={STACK}={stack}", "--format", "{{json .}}")
+            .encode()
+            .splitlines()
+        )
+        labels = {container["ID"]: _labels(container["Labels"]) for container in map(codec.loads, lines)}
+        matches = {
+            selection: [id for id in labels if labels[id].get(selection.label) == selection.value]
+            for selection in selections
+        }
+        for selection in selections:
+            if selection.before != math.inf:  # a container that names its rollout is removed with that one
+                unclaimed = [id for id in matches[selection] if ROLLOUT not in labels[id]]
+                matches[selection] = [
+                    id for id in unclaimed if selection.after <= _creation_time(id) <= selection.before
+                ]
+        if ids := {id for ids in matches.values() for id in ids}:
+            _docker("rm", "-f", *ids)
+    except CommandError:
+        return {*selections}
+    return {selection for selection, ids in matches.items() if ids}
+
+
+def _creation_time(container: str) -> float:
+    """Return when a container was made (Unix time). Docker's text has nanoseconds, or no fraction."""
+    text = _docker("inspect", "--format", "{{.Created}}", container).strip()
+    seconds, _, fraction = text.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{seconds}.{fraction[:6] or '0':0<6}+00:00").timestamp()
+
+
+def leftovers() -> list[Leftover]:
+    """Return the containers of this user's stacks whose daemon process has ended or cannot be seen. Blocks; needs docker.
+
+    Empty where docker is not there or does not answer.
+    """
+    if shutil.which("docker") is None:
+        return []
+    mine = f"label={USER}={os.getuid()}"
+    try:
+        lines = _docker("ps", "-a", "--filter", mine, "--format", "{{json .}}").encode().splitlines()
+    except CommandError:
+        return []
+    containers = [
+        (container, has_ended(_labels(container["Labels"]).get(PROCESS, "")))
+        for container in map(codec.loads, lines)
+    ]
+    return [
+        Leftover(container["ID"], container["Names"], container["Image"], ended is True)
+        for container, ended in containers
+        if ended is not False
+    ]
+
+
+def describe_unjudged(containers: list[Leftover]) -> str:
+    """Return which containers belong to stacks that cannot be seen from here, and what removes them; empty for none."""
+    names = [container.name for container in containers if not container.is_certain]
+    return (
+        f"{len(names)} of stacks {ELSEWHERE}; if those are gone: docker rm -f {' '.join(names)}"
+        if names
+        else ""
+    )
+
+
+def remove_leftovers(containers: list[Leftover]) -> None:
+    """Remove containers. Raises `SetupError` if docker refuses."""
+    try:
+        if containers:
+            _docker("rm", "-f", *(container.id for container in containers))
+    except CommandError as error:
+        raise SetupError(f"docker cannot remove containers: {error.last_line}") from error
+
+
+def _docker(*words: str) -> str:
+    return run_command(["docker", *words], env=clean_env(), timeout_s=_TIMEOUT_S)
+
+
+def _labels(text: str) -> dict[str, str]:
+    return dict(pair.partition("=")[::2] for pair in text.split(","))

@@ -1,0 +1,167 @@
+"""Check one environment: `python -m gymgate.quality.environment` is the process that `processes` starts for each."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gymgate.core import codec
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
+from gymgate.core.errors import GymgateError
+from gymgate.gym.catalog import Catalog, EnvConfig, Environment
+from gymgate.gym.inside.processes import PR_SET_PDEATHSIG, prctl
+from gymgate.gym.runtime import ensure_runtime
+from gymgate.gym.runtime.command import Progress
+from gymgate.quality.answers import RecordedJudge, serving
+from gymgate.quality.known import replayed_with
+from gymgate.quality.model import CheckRequest, CheckResult, Diagnosis
+from gymgate.quality.needs import why_not_started
+from gymgate.quality.record import data
+from gymgate.quality.record.bench import Bench
+from gymgate.quality.record.measure import measured
+from gymgate.quality.record.sections import NOT_HERE, Oracle
+from gymgate.quality.recordings import RecordedRow, config_for, packaged_rows, read_recordings, with_own_data
+from gymgate.quality.replay import Replayer, ServerLogs
+from gymgate.quality.summary import summarize
+from gymgate.stack import acquire
+
+_OWN_FAULTS = ("package", "file")
+"""Missing needs that a user's own environment is to bring along itself."""
+
+
+async def check_environment(request: CheckRequest, progress: Progress = lambda _: None) -> CheckResult:
+    """Check one environment in this process. Whatever is wrong with the environment becomes its result; raises
+    `ConfigError` if there is no environment or config of that name."""
+    began = time.monotonic()
+    runtime = await asyncio.to_thread(ensure_runtime, request.runtime, progress=progress)
+    catalog = Catalog(runtime.site, runtime.version)
+    environment = with_own_data(catalog.find(request.environment, request.config))
+    recorded, broken = await asyncio.to_thread(read_recordings, environment)
+    about: dict[str, Any] = {
+        "environment": environment.name,
+        "kind": environment.kind,
+        "nemo_gym": runtime.version,
+    }
+    if request.measure:
+        about["data"] = await asyncio.to_thread(data.of_environment, environment, request.config)
+    result = partial(request.result, began, **about, broken=tuple(broken))
+    if lacking := _lacking(environment, recorded, broken):
+        fetched = environment.kind != "config" and lacking.startswith("no data") and not broken
+        oracle = {"oracle": Oracle(reason=NOT_HERE)} if request.measure and fetched else {}
+        return result(verdict="incomplete", detail=lacking, **oracle)
+    config, notes = config_for(environment, recorded, request.config)
+    if replayed := replayed_with(environment.name):
+        settings = (f"--set {key}={codec.dumps(value).decode()}" for key, value in replayed)
+        notes.append(f"replayed with {' '.join(settings)}")
+    about = {
+        "config": config.name,
+        "agents": tuple(dict.fromkeys(agent.type for agent in config.agents)),
+        "needs": config.need_kinds,
+        "notes": tuple(notes),
+    }
+    fields = await _check(request, environment, config, recorded, progress)
+    if environment.kind == "config" and fields["need"] in _OWN_FAULTS:
+        fields |= {"verdict": "failed", "need": ""}
+    return result(**about, **(fields if fields["verdict"] == "failed" else {**fields, "traceback": ""}))
+
+
+def _lacking(environment: Environment, recorded: Sequence[RecordedRow], broken: Sequence[str]) -> str:
+    """Return what the release lacks for anything to run; empty if everything is there."""
+    if not environment.configs:
+        return "no config"
+    if not any(config.agents for config in environment.configs):
+        return "no agent in any config"
+    if recorded or packaged_rows(environment):
+        return ""
+    if raw := [file.name for file in environment.data if file.kind == "raw"]:
+        name = environment.name if environment.kind == "config" else environment.known_as
+        ready = f"`gymgate data prepare {name}` makes those that can be run"
+        return f"no data: the rows of {', '.join(raw)} are raw and need a prompt config; {ready}"
+    return f"no data: every recorded line is broken ({broken[0]})" if broken else "no data"
+
+
+async def _check(
+    request: CheckRequest,
+    environment: Environment,
+    config: EnvConfig,
+    recorded: Sequence[RecordedRow],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Install, start and replay; return the fields of the result."""
+    judge = RecordedJudge(environment.name)
+    try:
+        await asyncio.to_thread(ensure_runtime, request.runtime, config.requirements, progress=progress)
+        progress("checking")
+        began = time.monotonic()
+        async with (
+            asyncio.timeout(request.timeout_s) as deadline,
+            serving(judge) as endpoint,
+            acquire(_stack_config(request, environment, config, endpoint)) as stack,
+        ):
+            ready_s = time.monotonic() - began
+            status = await stack.status()
+            logs = ServerLogs(Path(status["environments"][request.environment]["logs"]))
+            replayer = Replayer(stack, request, environment, config, judge, logs)
+            results = await replayer.replay(recorded) if request.replay else []
+            fields = summarize(results, replayer, environment)
+            if request.measure:
+                deadline.reschedule(None)  # each measurement has its own
+                bench = Bench(
+                    stack, request, environment, config, replayer, judge, recorded, results, ready_s
+                )
+                fields |= await measured(bench, progress)
+            return fields
+    except GymgateError as error:
+        return why_not_started(error, config, request.start_timeout_s)._asdict()
+    except TimeoutError:
+        return Diagnosis("failed", f"not done after {request.timeout_s:g} s")._asdict()
+
+
+def _stack_config(
+    request: CheckRequest, environment: Environment, config: EnvConfig, judge: HTTPEndpoint
+) -> StackConfig:
+    overrides = {**dict(replayed_with(environment.name)), **dict(request.overrides)}
+    served = EnvironmentConfig(
+        name=request.environment,
+        config=request.config or config.name,
+        sandbox=request.sandbox,
+        routing=request.routing,
+        overrides=tuple(overrides.items()),
+    )
+    return StackConfig(
+        environments=(served,),
+        runtime=request.runtime,
+        models=tuple(sorted({"*": judge, **dict(request.models)}.items())),
+        env_vars=request.env_vars,
+        start_timeout_s=request.start_timeout_s,
+        state_dir=request.logs,
+        max_restarts=1,
+    )
+
+
+def main() -> int:
+    """Check the request on stdin; write progress and the outcome to stdout as events, one JSON line each."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # its stack ends with it
+    request = CheckRequest.model_validate_json(sys.stdin.buffer.read())
+
+    def emit(event: str, value: Any) -> None:
+        sys.stdout.buffer.write(codec.dumps({event: value}) + b"\n")
+        sys.stdout.buffer.flush()
+
+    try:
+        check = asyncio.run(check_environment(request, partial(emit, "progress")))
+    except GymgateError as error:
+        emit("error", error.to_wire())
+        return 1
+    emit("check", check.model_dump(mode="json"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Cost: time to be ready and to verify, memory, and CPU time, without the policy's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from gymgate.gateway.replay.conversation import Item
+from gymgate.gym.inside.forkserver import descendants, proportional_bytes
+from gymgate.quality.record.bench import Bench, Subject
+from gymgate.quality.record.deterministic import JUDGED
+from gymgate.quality.record.sections import Cost
+from gymgate.rollouts import ModelCall, Rollout
+from gymgate.stack.hangs import ticks_of
+
+ALONE = 30
+"""Rollouts one at a time, for the times."""
+ALONE_S = 30.0
+TOGETHER = 32
+MEMORY_POLL_S = 0.25
+
+
+async def measure(bench: Bench) -> Cost:
+    pids = (await bench.stack.status())["fork_servers"]
+    rest = await asyncio.to_thread(_megabytes, pids)
+    ready = Cost(ready_s=round(bench.ready_s, 2), rest_mb=rest)
+    alone = await _alone(bench, bench.subjects)
+    verifying = sorted(filter(None, (_verification_ms(rollout) for rollout in alone)))
+    tools = [ms for rollout in alone for ms in _tool_calls_ms(rollout)]
+    missing = {}
+    if not verifying:
+        missing["verification_ms"] = "no rollout ended with a reward"
+    if not tools:
+        missing["tool_call_ms"] = "no rollout calls a tool"
+    times = {
+        "verification_ms": round(statistics.median(verifying), 2) if verifying else None,
+        "verification_p99_ms": round(verifying[math.ceil(0.99 * len(verifying)) - 1], 2)
+        if verifying
+        else None,
+        "verifications": len(verifying),
+        "tool_call_ms": round(statistics.median(tools), 2) if tools else None,
+        "tool_calls": len(tools),
+    }
+    together: dict[str, float] = {}
+    if bench.asked_judge:
+        missing |= {"busy_mb": JUDGED, "rollouts_per_core_s": JUDGED}
+    else:
+        together = await _together(bench, bench.subjects, pids)
+    return ready.model_copy(update={**times, **together, "missing": missing})
+
+
+async def _alone(bench: Bench, subjects: Sequence[Subject]) -> list[Rollout]:
+    rollouts: list[Rollout] = []
+    began = time.monotonic()
+    for n in range(ALONE):
+        rollouts.append(await bench.run(subjects[n % len(subjects)]))
+        if time.monotonic() - began > ALONE_S:
+            break
+    return rollouts
+
+
+async def _together(bench: Bench, subjects: Sequence[Subject], pids: Sequence[int]) -> dict[str, float]:
+    """The most memory, and the CPU time, of 32 rollouts at once."""
+    several = [subjects[n % len(subjects)] for n in range(TOGETHER)]
+    used = _processor_s(pids)
+    running = asyncio.create_task(bench.run_all(several, TOGETHER))
+    most = 0.0
+    try:
+        while not running.done():
+            most = max(most, await asyncio.to_thread(_megabytes, pids))
+            await asyncio.wait([running], timeout=MEMORY_POLL_S)
+    finally:
+        running.cancel()
+    rollouts = [rollout for rollout in running.result() if rollout.error is None]
+    seconds = _processor_s(pids) - used
+    found = {"busy_mb": most}
+    if rollouts and seconds > 0:
+        found["rollouts_per_core_s"] = float(f"{len(rollouts) / seconds:.3g}")
+    return found
+
+
+def _verification_ms(rollout: Rollout) -> float | None:
+    if rollout.error is not None or not rollout.policy_calls:
+        return None
+    return (rollout.timing.total_s - max(map(_ended, rollout.policy_calls))) * 1000
+
+
+def _tool_calls_ms(rollout: Rollout) -> Iterator[float]:
+    """Milliseconds for each of its tool calls."""
+    calls = rollout.policy_calls
+    for call, following in pairwise(calls):
+        if count := _tools_called(call):
+            yield from [(following.started_s - _ended(call)) * 1000 / count] * count
+
+
+def _tools_called(call: ModelCall) -> int:
+    answer = call.upstream_response or call.response or {}
+    items: list[Item] = answer.get("output") or []
+    return sum(item.get("type") == "function_call" for item in items)
+
+
+def _ended(call: ModelCall) -> float:
+    return call.started_s + call.duration_s
+
+
+def _megabytes(pids: Sequence[int]) -> float:
+    family = [each for pid in pids for each in (pid, *descendants(pid))]
+    return round(proportional_bytes(family) / 1e6, 1)
+
+
+def _processor_s(pids: Sequence[int]) -> float:
+    """Seconds of CPU time of the processes and of what they started."""
+    return sum(map(ticks_of, pids)) / os.sysconf("SC_CLK_TCK")

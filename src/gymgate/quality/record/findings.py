@@ -1,0 +1,235 @@
+"""Findings that a reader of a record should notice, and the thresholds that a user can set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from gymgate.quality.model import CheckResult
+from gymgate.quality.probe import IGNORANT
+from gymgate.quality.record.sections import ANSWERS, CASES, NO_REWARD, Case
+
+CASE_TEXTS: dict[Case, str] = {
+    "judge_down": "its judge does not answer",
+    "tool_timeout": "a tool call is not answered",
+    "cut_off": "the policy's answer is cut off",
+    "long_answer": "the answer has a quarter of a million characters",
+}
+
+_ANSWER_TEXTS = {
+    "empty": "an empty answer",
+    "fixed sentence": f"the answer {IGNORANT!r}",
+    "the prompt": "the prompt as the answer",
+    "another row's best": "the best answer of another row",
+}
+
+_SHOWN = 5
+"""Rows, or groups of rows, that a finding lists."""
+
+
+class Thresholds(NamedTuple):
+    """Thresholds that a record must meet."""
+
+    max_constant_reward: float | None = None
+    """Highest mean reward of an answer that solves nothing."""
+    deterministic: bool = False
+    reproducible: bool = False
+    honest: bool = False
+    """No number where the judge, a tool or the policy failed."""
+    min_oracle_reward: float | None = None
+    """Lowest mean reward of the right answer in its best phrasing."""
+    clean_rows: bool = False
+    """No equal rows, no prompt that says its answer, no row in two splits."""
+
+
+FindingKind = Literal[
+    "reward differs", "reward changes", "no reward", "free reward", "failure scored", "right answer unpaid",
+    "wrong answer paid", "answer suspect", "duplicates", "answer in prompt", "row in two splits",
+]  # fmt: skip
+
+
+class Finding(NamedTuple):
+    """A possible problem."""
+
+    kind: FindingKind
+    text: str
+    """One sentence."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether the rows alone show it."""
+        return self.kind in ("duplicates", "answer in prompt", "row in two splits")
+
+
+def findings(record: CheckResult) -> Iterator[str]:
+    """One sentence for every possible problem."""
+    return map(str, noticed(record))
+
+
+def noticed(record: CheckResult) -> Iterator[Finding]:
+    """Every possible problem."""
+    if record.verdict == "differs":
+        again = f"{record.matched} of {record.compared}"
+        yield Finding("reward differs", f"{again} recorded rewards are reproduced: {record.detail}")
+    yield from changing(record)
+    yield from constant(record)
+    yield from unrewarded(record)
+    yield from dishonest(record)
+    yield from unpaid(record)
+    yield from unclean(record)
+
+
+def changing(record: CheckResult) -> Iterator[Finding]:
+    """Rewards that change, or that do not come at all."""
+    if (again := record.deterministic) is None:
+        return
+    if changed := again.changed:
+        rewards = ", ".join(f"{reward:g}" for reward in changed[0].rewards)
+        count = f"{len(changed)} of {again.rollouts} rollouts"
+        text = f"scored again, {count} get another reward; {changed[0].rollout}: {rewards}"
+        yield Finding("reward changes", text)
+    if again.failed and again.scored:
+        text = f"scored again, {again.failed} of {again.failed + again.scored} scorings give no reward"
+        yield Finding("no reward", text)
+
+
+def constant(record: CheckResult, limit: float | None = None) -> Iterator[Finding]:
+    """Answers that solve nothing and earn more than `limit` on average; without a limit, more than 0 in any row.
+
+    Another row's best answer counts if it earns more than half the recorded mean: less may be chance, such as a letter
+    out of four.
+    """
+    if record.trivial is None:
+        return
+    recorded = record.trivial.recorded_mean
+    for name, rewards in record.trivial.answers.items():
+        if name == ANSWERS[-1]:
+            is_noticed = rewards.mean > max(limit or 0.0, (recorded or 0.0) / 2)
+        else:
+            is_noticed = rewards.highest > 0 if limit is None else rewards.mean > limit
+        if is_noticed:
+            beside = "" if recorded is None else f"; the recorded mean is {recorded:.3g}"
+            yield Finding(
+                "free reward",
+                f"{_ANSWER_TEXTS[name]} earns {rewards.mean:.3g} on average, above 0 in {rewards.above_zero} of "
+                f"{rewards.rows} rows{beside}",
+            )
+
+
+def unrewarded(record: CheckResult) -> Iterator[Finding]:
+    """Answers that solve nothing and get no reward at all, where a reward of 0 would be right."""
+    if names := [name for name in ANSWERS[:-1] if _is_unrewarded(record, name)]:
+        text = f"no reward, not even 0, for {' and '.join(_ANSWER_TEXTS[name] for name in names)}"
+        yield Finding("no reward", text)
+
+
+def _is_unrewarded(record: CheckResult, answer: str) -> bool:
+    return record.trivial is not None and record.trivial.missing.get(answer) == NO_REWARD
+
+
+def dishonest(record: CheckResult) -> Iterator[Finding]:
+    """Cases of failure that give a reward like any other, and answers that the environment cannot bear."""
+    for name in CASES:
+        case = record.failures.cases.get(name) if record.failures else None
+        if case is None:
+            continue
+        total = sum(case.outcomes.values())
+        if name == "long_answer":
+            count = case.outcomes.get("error")
+            # It begins with the fixed sentence: where that has no reward either, the length is not the cause.
+            if count and not _is_unrewarded(record, "fixed sentence"):
+                text = f"no reward if {CASE_TEXTS[name]}, in {count} of {total} rollouts: {case.said}"
+                yield Finding("no reward", text)
+        elif count := case.outcomes.get("number"):
+            rewards = ", ".join(f"{reward:g}" for reward in case.rewards)
+            text = f"a reward ({rewards}) if {CASE_TEXTS[name]}, in {count} of {total} rollouts"
+            yield Finding("failure scored", text)
+
+
+def unpaid(record: CheckResult) -> Iterator[Finding]:
+    """Right answers that are not paid, and wrong ones that are."""
+    oracle = record.oracle
+    if oracle is None or oracle.reason is not None:
+        return
+    if not oracle.solved:
+        text = f"no tried phrasing of the right answer ({oracle.field!r}) earns the full reward, in {oracle.rows} rows"
+        yield Finding("right answer unpaid", text)
+        return
+    if oracle.suspect:
+        yield Finding(
+            "answer suspect",
+            f"the answer of {', '.join(oracle.suspect)} ({oracle.field!r}) earns no full reward in any phrasing, those of "
+            f"{oracle.solved} other rows do",
+        )
+    asked = oracle.phrasings.get(oracle.asked_for)
+    if asked is not None and not asked.full:
+        yield Finding(
+            "right answer unpaid",
+            f"the right answer as the prompt asks for it ({oracle.asked_for}) earns no full reward, in {asked.rows} rows; as "
+            f"{oracle.paid[0]} it does",
+        )
+    for name, rewards in oracle.others.items():
+        if rewards.full:
+            text = f"another row's answer ({name}) earns the full reward in {rewards.full} of {rewards.rows} rows"
+            yield Finding("wrong answer paid", text)
+
+
+def unclean(record: CheckResult) -> Iterator[Finding]:
+    """Equal rows, prompts that say their answer, and rows in two splits."""
+    if (data := record.data) is None:
+        return
+    if data.duplicates:
+        groups = "; ".join(" = ".join(group) for group in data.duplicate_rows[:_SHOWN])
+        text = f"{data.duplicates} of {sum(data.files.values())} rows equal an earlier row of their file: {groups}"
+        yield Finding("duplicates", text)
+    if data.answers_in_prompt:
+        names = ", ".join(data.rows_with_answer[:_SHOWN])
+        text = f"the prompt says the row's own answer in {data.answers_in_prompt} of {data.answers} rows: {names}"
+        yield Finding("answer in prompt", text)
+    if data.shared:
+        groups = "; ".join(" = ".join(group) for group in data.shared_rows[:_SHOWN])
+        yield Finding("row in two splits", f"rows in several splits: {data.shared}: {groups}")
+
+
+def missed(record: CheckResult, thresholds: Thresholds) -> Iterator[str]:
+    """Every threshold that the record does not meet. What could not be measured meets none."""
+    why = record.missing.get
+    everything = why("all", "")
+    if thresholds.reproducible and record.verdict != "match":
+        yield f"--reproducible: {record.verdict}: {record.detail}"
+    if thresholds.deterministic:
+        if record.deterministic is None:
+            yield f"--deterministic: not measured: {why('deterministic', everything)}"
+        elif not record.deterministic.scored:
+            yield "--deterministic: not measured: no scoring gives a reward"
+        yield from (f"--deterministic: {finding}" for finding in changing(record))
+    if (limit := thresholds.max_constant_reward) is not None:
+        if record.trivial is None:
+            yield f"--max-constant-reward: not measured: {why('trivial', everything)}"
+        else:  # the last answer needs two recorded rows, which not every environment has
+            missing = {name: record.trivial.missing.get(name) for name in ANSWERS[:-1]}
+            if lacking := {name: reason for name, reason in missing.items() if reason}:
+                names, (reason, *_) = ", ".join(lacking), lacking.values()
+                yield f"--max-constant-reward: not measured: {names} ({reason})"
+        yield from (f"--max-constant-reward {limit:g}: {finding}" for finding in constant(record, limit))
+    if thresholds.honest:
+        if record.failures is None:
+            yield f"--honest: not measured: {why('failures', everything)}"
+        elif not record.failures.cases:
+            yield f"--honest: not measured: {next(iter(record.failures.missing.values()), '')}"
+        yield from (f"--honest: {finding}" for finding in dishonest(record))
+    if (low := thresholds.min_oracle_reward) is not None:
+        if record.oracle is None:
+            yield f"--min-oracle-reward: not measured: {why('oracle', everything)}"
+        elif record.oracle.reward is None:
+            yield f"--min-oracle-reward: not measured: {record.oracle.reason}"
+        elif record.oracle.reward < low:
+            rows = ", ".join(record.oracle.unsolved)
+            yield f"--min-oracle-reward {low:g}: the right answer earns {record.oracle.reward:.3g} on average; not full: {rows}"
+    if thresholds.clean_rows:
+        if record.data is None:
+            yield f"--clean-rows: not measured: {why('data', everything) or 'its rows were not read'}"
+        yield from (f"--clean-rows: {finding}" for finding in unclean(record))

@@ -1,0 +1,61 @@
+"""Runs every measurement on a running environment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from gymgate.gym.runtime.command import Progress
+from gymgate.quality.record import cost, deterministic, failures, oracle, policy, shape, trivial
+from gymgate.quality.record.bench import Bench, Unmeasured
+from gymgate.quality.record.sections import Section
+
+logger = logging.getLogger(__name__)
+
+Measurement = Callable[[Bench], Awaitable[Section]]
+MEASUREMENTS: Mapping[str, Measurement] = {
+    "shape": shape.measure,
+    "deterministic": deterministic.measure,
+    "cost": cost.measure,
+    "trivial": trivial.measure,
+    "oracle": oracle.measure,
+    "policy": policy.measure,
+    "failures": failures.measure,  # last: it may leave a server dead
+}
+"""By the field of `CheckResult`, in the order in which they run."""
+
+
+async def measured(bench: Bench, progress: Progress) -> dict[str, Any]:
+    """Fields of the result; a section that takes longer than its share of the environment's time is left out."""
+    sections: dict[str, Section] = {}
+    missing: dict[str, str] = {}
+    share = bench.request.timeout_s / len(MEASUREMENTS)
+    wanted = bench.request.sections or MEASUREMENTS
+    for name, measure in MEASUREMENTS.items():
+        if name not in wanted or (name == "policy" and bench.request.policy is None):
+            continue
+        progress(f"measuring: {name}")
+        try:
+            async with asyncio.timeout(None if name == "policy" else share):
+                sections[name] = await measure(bench)
+        except Unmeasured as error:
+            missing[name] = str(error)
+        except TimeoutError:
+            missing[name] = f"not done within {share:g} s"
+        except Exception as error:  # of rows and records of any shape; the verdict does not depend on it
+            logger.exception("measuring %s of %s failed", name, bench.environment.name)
+            missing[name] = f"{type(error).__name__}: {error}"[:300]
+    return {**sections, "machine": machine(), "missing": missing}
+
+
+def machine() -> str:
+    """Cores, memory, system and load."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )

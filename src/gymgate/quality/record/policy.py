@@ -1,0 +1,59 @@
+"""What a real model gets (`-b`): pass@1 with its standard error, turns, tokens and seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+
+from gymgate.quality.record.bench import Bench, Unmeasured, reward_of
+from gymgate.quality.record.sections import PolicyRewards
+from gymgate.quality.recordings import RowData
+from gymgate.rollouts import Rollout
+from gymgate.runs.statistics import clustered_error, mean
+
+AT_ONCE = 8
+
+
+async def measure(bench: Bench) -> PolicyRewards:
+    endpoint, rows = bench.request.policy, bench.rows[: bench.request.policy_rows]
+    if endpoint is None:
+        raise Unmeasured("no endpoint was given (-b)")
+    bench.refuse_cohorts()
+    if not rows:
+        raise Unmeasured("it has no packaged rows")
+    bench.judge.begin(None)
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def run(row: RowData) -> Rollout:
+        async with free:
+            return await bench.replayer.run(row, endpoint.resolved())
+
+    async def run_repeats(row: RowData) -> list[Rollout]:
+        return await asyncio.gather(*(run(row) for _ in range(repeats)))
+
+    repeats = bench.request.policy_repeats
+    groups = await asyncio.gather(*map(run_repeats, rows))
+    if bench.judge.refused:
+        raise Unmeasured("its judge was asked; give its endpoint with `--judge`")
+    rollouts = [rollout for group in groups for rollout in group]
+    by_row = [[reward for rollout in group if (reward := reward_of(rollout)) is not None] for group in groups]
+    rewards = [reward for group in by_row for reward in group]
+    done = [rollout for rollout in rollouts if rollout.error is None]
+    errors = [rollout.error.message for rollout in rollouts if rollout.error is not None]
+    tokens = [[call.usage.output_tokens for call in rollout.policy_calls] for rollout in done]
+    counted = [sum(filter(None, each)) for each in tokens if each and None not in each]
+    return PolicyRewards(
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        model=endpoint.model or endpoint.base_url,
+        sampling=dict(endpoint.sampling),
+        rows=len(rows),
+        repeats=repeats,
+        timeout_s=bench.request.row_timeout_s,
+        scored=len(rewards),
+        pass_at_1=mean(rewards),
+        standard_error=clustered_error(by_row),
+        seconds=mean([each.timing.total_s for each in done]),
+        turns=mean([len(each.policy_calls) for each in done]),
+        output_tokens=mean(counted),
+        missing={"pass_at_1": errors[0][:300] if errors else "no reward"} if not rewards else {},
+    )

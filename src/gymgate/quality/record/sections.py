@@ -1,0 +1,275 @@
+"""What the measurements find. A number that could not be measured is `None`, and `missing` says why."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gymgate.core.config import Config
+
+Outcome = Literal["error", "masked", "truncated", "number"]
+"""What a rollout gave whose judge, tool or policy failed. error: no reward; masked: a reward that NeMo Gym says must not
+be used; truncated: a reward, and the answer says that it was cut off; number: a reward like any other."""
+Case = Literal["judge_down", "tool_timeout", "cut_off", "long_answer"]
+"""judge_down: every call of a judge gets an HTTP error; tool_timeout: the resources server stops answering while a tool
+is called; cut_off: half of the last answer, with finish reason `length`; long_answer: an answer of a quarter of a million
+characters."""
+CASES: tuple[Case, ...] = ("judge_down", "tool_timeout", "cut_off", "long_answer")
+ANSWERS = ("empty", "fixed sentence", "the prompt", "another row's best")
+"""The answers that no row should reward."""
+NO_REWARD = "no rollout gave a reward"
+"""Why an answer has no figures although every rollout ended by itself."""
+
+
+class Section(Config):
+    """Base of the sections."""
+
+    missing: dict[str, str] = Field(default_factory=dict)
+    """Why a value is `None` or left out, by its name."""
+
+
+class Changed(Config):
+    """A rollout whose reward was not always the same."""
+
+    rollout: str
+    """File and line of the recording, or the number of the packaged row."""
+    rewards: tuple[float, ...]
+    """Every reward that it got, in order: once more, in reverse order, several at once."""
+
+
+class Deterministic(Section):
+    """The same answers scored three times: in order, in reverse order, and several at once."""
+
+    rollouts: int
+    """Different rollouts that were scored."""
+    scored: int
+    """Rewards that came back, of all passes."""
+    failed: int
+    """Rollouts of all passes that gave no reward."""
+    at_once: int | None = None
+    """Rollouts that ran at the same time in the last pass."""
+    changed: tuple[Changed, ...] = ()
+
+
+class AnswerRewards(Config):
+    """Rewards of one answer that is given to every model call."""
+
+    rows: int
+    """Rows that gave a reward."""
+    failed: int
+    """Rows that gave none."""
+    mean: float
+    highest: float
+    above_zero: int
+    """Rows with a reward above 0."""
+
+
+class Trivial(Section):
+    """Rewards of answers that solve nothing."""
+
+    recorded_mean: float | None = None
+    """Mean of the recorded rewards."""
+    answers: dict[str, AnswerRewards] = Field(default_factory=dict)
+    """By the name of the answer."""
+
+
+class FailureCase(Config):
+    """Outcomes in one case of failure."""
+
+    outcomes: dict[Outcome, int]
+    """Rollouts by what they gave."""
+    rewards: tuple[float, ...] = ()
+    """The rewards of those with outcome `number` or `truncated`."""
+    said: str = ""
+    """The message of the first error."""
+
+
+class Failures(Section):
+    """Outcomes of rollouts whose judge, tool or policy fails."""
+
+    cases: dict[Case, FailureCase] = Field(default_factory=dict)
+
+
+class Cost(Section):
+    """The cost of a rollout beside the policy's own answers."""
+
+    ready_s: float | None = None
+    """Seconds from the first process until every server listens, without installing."""
+    verification_ms: float | None = None
+    """Median time from the policy's last answer to the end of the rollout, one rollout at a time."""
+    verification_p99_ms: float | None = None
+    """The 99th percentile of the same; the longest if there are fewer than 100."""
+    verifications: int = 0
+    """Rollouts that both were taken from."""
+    tool_call_ms: float | None = None
+    """Median time from an answer with tool calls to the next model call, divided by the number of tool calls."""
+    tool_calls: int = 0
+    rest_mb: float | None = None
+    """Memory of all its servers without a rollout (proportional set size, MB of 10^6 bytes)."""
+    busy_mb: float | None = None
+    """The most that they used with 32 rollouts at once."""
+    rollouts_per_core_s: float | None = None
+    """Rollouts per second at which its servers, agent included, keep one core busy: 32 rollouts divided by the CPU
+    time that they took."""
+
+
+class Shape(Section):
+    """The packaged rows and the recorded rollouts."""
+
+    rows: int
+    """Packaged rows that can be run."""
+    recordings: int
+    turns: float | None = None
+    """Mean of model calls of a recorded rollout."""
+    most_turns: int | None = None
+    tool_calls: float | None = None
+    """Mean of tool calls of a recorded rollout."""
+    input_tokens: float | None = None
+    """Mean of tokens, as the recorded model counted them."""
+    output_tokens: float | None = None
+    rewards: dict[str, int] = Field(default_factory=dict)
+    """Recorded rollouts by their reward; in tenths of the range if there are more than ten different ones."""
+    reward_mean: float | None = None
+    reward_deviation: float | None = None
+    """Sample standard deviation."""
+
+
+class Data(Section):
+    """The packaged rows as such. A row is named by its file and line: `example:3`."""
+
+    files: dict[str, int] = Field(default_factory=dict)
+    """Rows of each file."""
+    duplicates: int | None = None
+    """Rows that are equal to an earlier row of their file."""
+    duplicate_rows: tuple[tuple[str, ...], ...] = ()
+    """Groups of equal rows, 20 at most."""
+    answers: int = 0
+    """Rows with an answer that was looked for in their prompt."""
+    answers_in_prompt: int | None = None
+    """Rows whose prompt says their own answer."""
+    rows_with_answer: tuple[str, ...] = ()
+    """Those rows, 20 at most."""
+    splits: dict[str, str] = Field(default_factory=dict)
+    """Split of each file that is of one."""
+    shared: int | None = None
+    """Rows that are in several splits."""
+    shared_rows: tuple[tuple[str, ...], ...] = ()
+    """Such a row in each of its splits, 20 at most."""
+
+    def __str__(self) -> str:
+        """In one line: `261 rows; duplicates: 0; answers in prompts: 0 of 81; rows in several splits: not compared`."""
+        told = (
+            "not looked for"
+            if self.answers_in_prompt is None
+            else f"{self.answers_in_prompt} of {self.answers}"
+        )
+        return (
+            f"{sum(self.files.values())} rows; duplicates: {'not counted' if self.duplicates is None else self.duplicates}; "
+            f"answers in prompts: {told}; rows in several splits: {'not compared' if self.shared is None else self.shared}"
+        )
+
+
+class PolicyRewards(Section):
+    """The rewards of a real model (`-b`)."""
+
+    date: str = ""
+    model: str
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """Fields of every call (`--sampling`); the others are the row's and the endpoint's."""
+    rows: int
+    """Packaged rows that were run."""
+    repeats: int = 1
+    """Rollouts of each row."""
+    timeout_s: float | None = None
+    """Seconds that a rollout was given."""
+    scored: int
+    """Rollouts with a reward that counts."""
+    pass_at_1: float | None = None
+    """Mean reward; the share of rollouts that solve their row if rewards are 0 or 1."""
+    standard_error: float | None = None
+    """Standard error of `pass_at_1`, clustered by row."""
+    seconds: float | None = None
+    """Mean duration of a rollout, eight at once."""
+    turns: float | None = None
+    output_tokens: float | None = None
+
+    def __str__(self) -> str:
+        """In one line: `SmolLM2, temperature 1, max_tokens 128: 0.100 ± 0.100 over 20 rollouts of 5 rows`."""
+        if self.pass_at_1 is None:
+            return f"{self.policy}: no reward ({self.missing.get('pass_at_1', 'not measured')})"
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.3f}"
+        lost = self.rows * self.repeats - self.scored
+        without = f", {lost} more without a reward" if lost else ""
+        return f"{self.policy}: {self.pass_at_1:.3f}{error} over {self.scored} rollouts of {self.rows} rows{without}"
+
+    @property
+    def policy(self) -> str:
+        """The model and how it was sampled."""
+        return ", ".join([self.model, *(f"{name} {value}" for name, value in self.sampling.items())])
+
+
+OracleReason = Literal[
+    "no answer in the rows",
+    "answer is a program or patch",
+    "needs a judge",
+    "needs a download or container",
+    "scored against siblings",
+    "other",
+]
+"""Why right answers could not be tried."""
+NOT_HERE: OracleReason = "needs a download or container"
+
+
+class PhrasingRewards(Config):
+    """Rewards of answers in one phrasing."""
+
+    rows: int
+    """Rows that gave a reward."""
+    full: int
+    part: int
+    none: int
+    mean: float
+
+
+class Oracle(Section):
+    """Rewards of the right answer, as the rows hold it, in a table of phrasings."""
+
+    reason: OracleReason | None = None
+    """Why right answers could not be tried; `None` if they were."""
+    detail: str = ""
+    """For `other`: the error."""
+    field: str = ""
+    """Field of the rows that holds the answer."""
+    asked_for: str = ""
+    """The phrasing that the prompt asks for; empty if no pattern finds it."""
+    rows: int = 0
+    """Rows whose answer was tried."""
+    solved: int = 0
+    """Rows of which a phrasing earns the full reward."""
+    full: float = 1.0
+    """The full reward: 1, or the highest recorded one if that is more."""
+    reward: float | None = None
+    """Mean over the rows of the best phrasing's reward."""
+    phrasings: dict[str, PhrasingRewards] = Field(default_factory=dict)
+    """By the name of the phrasing, in which `answer`, `items`, `option` and the like stand for the answer."""
+    others: dict[str, PhrasingRewards] = Field(default_factory=dict)
+    """Rewards of another row's answer, in each phrasing that earns the full reward."""
+    unsolved: tuple[str, ...] = ()
+    """Rows of which no phrasing earns the full reward."""
+    suspect: tuple[str, ...] = ()
+    """Those of them that ask for the same phrasing as a solved row, where more than half of the rows are solved: their
+    answer may be wrong."""
+
+    def __str__(self) -> str:
+        """In one line: `pays for \\boxed{answer}; 10 of 10 rows solvable`."""
+        if self.reason is not None:
+            return f"not tried ({self.reason}{f': {self.detail}' if self.detail else ''})"
+        paid = f"pays for {self.paid[0]}" if self.paid else f"no phrasing of {self.field!r} is paid"
+        return f"{paid}; {self.solved} of {self.rows} rows solvable"
+
+    @property
+    def paid(self) -> list[str]:
+        """Phrasings that earn the full reward in most rows, the one that the prompt asks for first."""
+        full = {name: each.full for name, each in self.phrasings.items() if each.full}
+        return sorted(full, key=lambda name: (name != self.asked_for, -full[name]))

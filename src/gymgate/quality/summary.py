@@ -1,0 +1,80 @@
+"""From the results of an environment's recordings and packaged rows to the verdict on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from gymgate.gym.catalog import Environment
+from gymgate.quality.known import cause_of
+from gymgate.quality.model import NO_JUDGE, NOT_ASKED, Diagnosis, RowResult, replayable, worst
+from gymgate.quality.needs import missing_in
+from gymgate.quality.replay import Replayer
+
+
+def summarize(results: Sequence[RowResult], replayer: Replayer, environment: Environment) -> dict[str, Any]:
+    """Fields of the environment's result."""
+    probe = replayer.probe
+    diagnosis = _diagnosis(results, replayer, environment)
+    return {
+        **diagnosis._replace(traceback=replayer.logs.traceback())._asdict(),
+        "rows": tuple(results),
+        "matched": sum(row.verdict == "match" for row in results),
+        "compared": sum(row.recorded is not None and not row.outdated for row in results),
+        "rewarded": any(row.rewarded for row in results) or (probe.rewarded and not probe.by_stand_in),
+        "rewarded_by_stand_in": probe.by_stand_in,
+    }
+
+
+def _diagnosis(results: Sequence[RowResult], replayer: Replayer, environment: Environment) -> Diagnosis:
+    counted = replayable(results)
+    verdict = worst(row.verdict for row in counted)
+    row = next((row for row in counted if row.verdict == verdict), None)
+    if row is None:
+        return _with_probe(Diagnosis("incomplete", "no recording"), replayer)
+    if verdict == "incomplete":
+        cause = cause_of(environment.name) or row.cause
+        return _with_probe(Diagnosis("incomplete", cause, row.error), replayer)
+    if verdict == "differs":
+        known = cause_of(environment.name, _verifiers(environment))
+        return Diagnosis("differs", known or row.cause or "cause not known", _differences(results))
+    if verdict == "match":
+        return Diagnosis("match", _causes_of_matches(results))
+    return Diagnosis(verdict, row.cause or row.error, row.evidence or row.error, row.need)
+
+
+def _verifiers(environment: Environment) -> list[str]:
+    """Implementations of its resources servers."""
+    servers = [server for config in environment.configs for server in config.servers]
+    return list(dict.fromkeys(server.type for server in servers if server.kind == "resources_servers"))
+
+
+def _with_probe(diagnosis: Diagnosis, replayer: Replayer) -> Diagnosis:
+    """The diagnosis on an environment without a recording to compare with, and what packaged rows showed."""
+    probe = replayer.probe
+    if probe.judge_missing:
+        return Diagnosis("blocked", NO_JUDGE, "a packaged row's judge was called", "judge")
+    if probe.rewarded or not probe.rollouts:
+        return diagnosis
+    errors = [rollout.error for rollout in probe.rollouts if rollout.error is not None]
+    if missing := missing_in(*(error.message for error in errors), replayer.logs.new()):
+        return missing.diagnosis
+    if errors:
+        return diagnosis._replace(evidence=f"a packaged row gives {errors[0].type}: {errors[0].message}")
+    return diagnosis._replace(evidence=NOT_ASKED)
+
+
+def _causes_of_matches(results: Sequence[RowResult]) -> str:
+    """How rewards came out that did not at once, or not from the recorded conversation."""
+    causes = Counter(row.cause for row in results if row.verdict == "match" and row.cause)
+    return "; ".join(f"{count} of {len(results)}: {cause}" for cause, count in causes.items())
+
+
+def _differences(results: Sequence[RowResult]) -> str:
+    texts = [
+        f"{row.recording} recorded {row.recorded}, got {row.reward if row.reward is not None else row.error}"
+        for row in results
+        if row.verdict == "differs"
+    ]
+    return "; ".join(text[:300] for text in texts[:5])

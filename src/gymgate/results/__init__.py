@@ -1,0 +1,1 @@
+"""What stored runs say beyond their summary: comparison, rescoring, reports, exports, trackers, spans."""

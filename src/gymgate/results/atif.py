@@ -1,0 +1,275 @@
+"""Collected rollouts written as ATIF trajectories, the Agent Trajectory Interchange Format of Harbor, a file each."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mimetypes
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from gymgate.core import codec
+from gymgate.core.errors import ConfigError, DataError
+from gymgate.core.files import filling
+from gymgate.rollouts import ModelCall, outcome_of
+from gymgate.rollouts.record import UNDELIVERED
+from gymgate.rollouts.transcript import items_of, text_of
+from gymgate.runs.aggregate import Runs
+from gymgate.runs.gym_rollouts import ROLLOUT, TASK, RolloutNumbers
+from gymgate.runs.record import CollectedRollout
+from gymgate.runs.rows import RowReader
+
+SCHEMA = "ATIF-v1.7"
+MANIFEST = "manifest.jsonl"
+"""Lists the rollouts that NeMo Gym's `gym eval reverify --input-format atif` can score: failed ones have no answer."""
+IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+"""The types of images that the format has."""
+_PLACE_AND_END = {
+    *("environment", "row_key", "occurrence", "repeat", "seed", "task", "source", "line", "attempt"),
+    *("status", "limit", "metrics", "error", "timing", "finished"),
+}
+
+Step = dict[str, Any]
+
+
+def export_trajectories(runs: Runs, output: Path) -> int:
+    """Write a directory with a trajectory for each rollout, those that failed permanently included; returns how many.
+
+    A file is called `TASK-ROLLOUT.json`, with the numbers that `export_rollouts` gives the same rollout. Raises
+    `ConfigError` if `output` is there already and for rollouts that are in two runs, `DataError` if it cannot be written.
+    """
+    numbering, rows, count = RolloutNumbers(runs), RowReader(), 0
+    versions = {str(run.settings["nemo_gym"]) for run in runs.runs if "nemo_gym" in run.settings}
+    agent = {
+        "version": ", ".join(sorted(versions)) or "unknown",
+        "model_name": (runs.policy or {}).get("model"),
+    }
+    with filling(output) as directory, (directory / MANIFEST).open("wb") as manifest:
+        for value in _all(runs):
+            rollout, numbers = _rollout(value), numbering.of(value)
+            trajectory = trajectory_of(rollout, agent, _row(rows, rollout))
+            written = codec.dumps(trajectory) + b"\n"
+            path = directory / f"{numbers[TASK]}-{numbers[ROLLOUT]}.json"
+            path.write_bytes(written)
+            if rollout.error is None and any(step["source"] == "agent" for step in trajectory["steps"]):
+                entry = {"trajectory_path": path.name, "expected_sha256": hashlib.sha256(written).hexdigest()}
+                manifest.write(codec.dumps(entry | numbers) + b"\n")
+            count += 1
+    return count
+
+
+def _all(runs: Runs) -> Iterator[dict[str, Any]]:
+    yield from runs.rollouts()
+    yield from runs.failures()
+
+
+def _rollout(value: Mapping[str, Any]) -> CollectedRollout:
+    """Return a line of a run, or of its failures, which say less."""
+    identity = "-".join(str(value.get(name) or 0) for name in ("row_key", "occurrence", "repeat", "seed"))
+    told = {"id": identity, "status": "failed", "timing": {"total_s": value.get("seconds") or 0.0}}
+    return CollectedRollout.model_validate({**told, **value})
+
+
+def _row(rows: RowReader, rollout: CollectedRollout) -> dict[str, Any]:
+    """Return the row of a rollout without a result; empty if it cannot be read again."""
+    if rollout.result is not None:
+        return {}
+    try:
+        return rows.read(rollout.source, rollout.row_key)
+    except (ConfigError, DataError):
+        return {}
+
+
+def trajectory_of(
+    rollout: CollectedRollout, agent: Mapping[str, Any], row: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return a rollout as a trajectory; `row` is its input, for one without a result.
+
+    `agent` has the version and the model. Only what was measured is a number: `reward` is null in `extra` where it does
+    not count, and steps have the metrics of the model's calls if there is one call for each.
+    """
+    result = rollout.result or row
+    params = result.get("responses_create_params")
+    params = params if isinstance(params, Mapping) else {}
+    given, answered = items_of(result)
+    conversation = Conversation()
+    if isinstance(params.get("instructions"), str):
+        conversation.add({"role": "system", "content": params["instructions"]}, copied=True)
+    for item in given:
+        conversation.add(item, copied=True)
+    for item in answered:
+        conversation.add(item)
+    calls = [call for call in rollout.policy_calls if call.error is None and UNDELIVERED not in call.details]
+    _measure(rollout, conversation.sampled, calls)
+    steps = conversation.steps or [_nothing_known(rollout)]
+    totals = {
+        "total_prompt_tokens": _sum(call.usage.input_tokens for call in calls),
+        "total_completion_tokens": _sum(call.usage.output_tokens for call in calls),
+        "total_cached_tokens": _sum(call.usage.cached_tokens for call in calls),
+    }
+    return {
+        "schema_version": SCHEMA,
+        "session_id": rollout.id,
+        "trajectory_id": rollout.id,
+        "agent": _known({"name": rollout.agent, **agent, "tool_definitions": params.get("tools") or None}),
+        "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
+        "final_metrics": {**_known(totals), "total_steps": len(steps)},
+        "extra": {"gymgate": _extra(rollout)},
+    }
+
+
+def _extra(rollout: CollectedRollout) -> dict[str, Any]:
+    """Return what the format has no field for."""
+    outcome = outcome_of(rollout)
+    return {
+        "version": metadata.version("gymgate"),
+        **rollout.model_dump(mode="json", include=_PLACE_AND_END),
+        "outcome": outcome.reason,
+        "reward": outcome.reward,
+        "reward_parts": rollout.reward_parts if outcome.counted else {},
+    }
+
+
+def _nothing_known(rollout: CollectedRollout) -> Step:
+    """Return the step of a rollout of which no conversation is known: the format wants one."""
+    error = rollout.error
+    why = f"{error.type}: {error.message}" if error else f"{rollout.status}, without a result"
+    return {"source": "system", "message": why}
+
+
+class Conversation:
+    """The steps of a trajectory, made of the items of a Responses conversation.
+
+    A step of the agent is what one answer of the model held (reasoning, then a message, then calls of tools) and, as its
+    observation, the outputs of these calls.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.sampled: list[Step] = []
+        """Those of the agent that are not of the row."""
+        self._calling: dict[str, Step] = {}
+        """The step of each tool call, by the call's id."""
+
+    def add(self, item: Mapping[str, Any], *, copied: bool = False) -> None:
+        """Add an item; `copied` is one of the row, which the agent did not make."""
+        kind = str(item.get("type") or "message")
+        if kind.endswith("_output"):
+            self._observe(item)
+        elif kind == "reasoning":
+            step = self._agent_step(copied, before=("message", "tool_calls"))
+            earlier = step.get("reasoning_content")
+            text = text_of(item.get("content")) or text_of(item.get("summary"))
+            step["reasoning_content"] = f"{earlier}\n{text}" if earlier else text
+        elif kind.endswith("_call"):
+            self._call(item, kind, copied)
+        elif kind == "message" and item.get("role") in (None, "assistant"):
+            self._agent_step(copied, before=("message", "tool_calls"))["message"] = content_of(
+                item.get("content")
+            )
+        elif kind == "message":
+            source = "user" if item["role"] == "user" else "system"
+            self.steps.append({"source": source, "message": content_of(item.get("content"))})
+        else:
+            self.steps.append({"source": "system", "message": text_of(item), "extra": {"type": kind}})
+
+    def _call(self, item: Mapping[str, Any], kind: str, copied: bool) -> None:
+        step = self._agent_step(copied, before=())
+        calls = step.setdefault("tool_calls", [])
+        call_id = str(item.get("call_id") or item.get("id") or f"call_{len(self._calling) + 1}")
+        name = str(item.get("name") or kind.removesuffix("_call"))
+        calls.append({"tool_call_id": call_id, "function_name": name, "arguments": arguments_of(item)})
+        self._calling[call_id] = step
+        if item.get("output") is not None:  # of a tool that the endpoint itself ran
+            self._observe({"call_id": call_id, "output": item["output"]})
+
+    def _observe(self, item: Mapping[str, Any]) -> None:
+        call_id = str(item.get("call_id"))
+        step = self._calling.get(call_id)
+        result: dict[str, Any] = {"source_call_id": call_id, "content": content_of(item.get("output"))}
+        if step is None:  # its call is not in the conversation
+            del result["source_call_id"]
+            step = {"source": "system", "message": ""}
+            self.steps.append(step)
+        step.setdefault("observation", {"results": []})["results"].append(result)
+
+    def _agent_step(self, copied: bool, before: Sequence[str]) -> Step:
+        """Return the last step if it is the agent's and has neither an observation nor what comes after the next item."""
+        last = self.steps[-1] if self.steps else {}
+        is_open = last.get("source") == "agent" and bool(last.get("is_copied_context")) == copied
+        if is_open and "observation" not in last and not any(last.get(name) for name in before):
+            return last
+        step: Step = {"source": "agent", "message": ""}
+        self.steps.append(step)
+        if copied:
+            step["is_copied_context"] = True
+        else:
+            self.sampled.append(step)
+        return step
+
+
+def content_of(value: Any) -> str | list[dict[str, Any]]:
+    """Return a message's content: a text, or its parts if they are several or hold an image."""
+    if not isinstance(value, list):
+        return text_of(value)
+    parts = [_part(part) for part in value]
+    if any(part["type"] == "image" for part in parts) or len(parts) > 1:
+        return parts
+    return parts[0]["text"] if parts else ""
+
+
+def _part(value: Any) -> dict[str, Any]:
+    image = value.get("image_url") if isinstance(value, Mapping) else None
+    url = image.get("url") if isinstance(image, Mapping) else image
+    kind = mimetypes.guess_type(url)[0] if isinstance(url, str) else None
+    if kind in IMAGES:
+        return {"type": "image", "source": {"media_type": kind, "path": url}}
+    return {"type": "text", "text": text_of(value)}
+
+
+def arguments_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call's arguments; those that are no JSON object, as a model may write, are `raw_arguments`."""
+    given: Any = next(
+        (item[name] for name in ("arguments", "action", "input") if item.get(name) is not None), {}
+    )
+    value = given
+    if isinstance(given, str):
+        with contextlib.suppress(ValueError):
+            value = codec.loads(given.encode())
+    return dict(value) if isinstance(value, Mapping) else {"raw_arguments": given}
+
+
+def _measure(rollout: CollectedRollout, steps: Sequence[Step], calls: Sequence[ModelCall]) -> None:
+    """Give each step the time and the token counts of its call, if there are as many steps as calls."""
+    if len(steps) != len(calls):
+        return
+    begun = rollout.finished - rollout.timing.total_s
+    for step, call in zip(steps, calls, strict=True):
+        ended = datetime.fromtimestamp(begun + call.started_s + call.duration_s, UTC)
+        usage = call.usage
+        metrics = {
+            "prompt_tokens": usage.input_tokens,
+            "completion_tokens": usage.output_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "extra": _known({"reasoning_tokens": usage.reasoning_tokens}) or None,
+        }
+        step |= {
+            "timestamp": ended.isoformat(),
+            "llm_call_count": 1,
+            **_known({"metrics": _known(metrics) or None}),
+        }
+
+
+def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum; `None` if there is nothing to add, or one count is not known."""
+    known = list(counts)
+    return None if not known or None in known else sum(filter(None, known))

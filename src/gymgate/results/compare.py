@@ -1,0 +1,156 @@
+"""Two runs of the same rows, compared pair by pair: the same row, the same seed and repeat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gymgate.core.errors import DataError
+from gymgate.results.page import Part, conversation, table, write_page
+from gymgate.runs import statistics as st
+from gymgate.runs.aggregate import Runs
+from gymgate.runs.counts import OVERALL
+from gymgate.runs.tasks import CollectedTasks, Task, TaskKey, task_key
+
+
+class Flip(NamedTuple):
+    """A row whose mean reward differs between the runs."""
+
+    task: Task
+    difference: float
+    """Mean of the second run's rewards minus that of the first's, over the row's pairs."""
+
+
+class Comparison(NamedTuple):
+    """What two runs have in common, and where they differ."""
+
+    rows: list[dict[str, Any]]
+    """One per environment, and one over all if there are several; see `compare`."""
+    flips: list[Flip]
+    """The largest differences first."""
+    only_first: list[Task]
+    """Rows that the first run alone has."""
+    only_second: list[Task]
+
+
+class _Pairs(NamedTuple):
+    """The rollouts of one row that both runs have."""
+
+    task: Task
+    rewards: list[tuple[float, float]]
+    left_out: int
+    """Pairs in which one has no reward that counts: it failed, was masked or was not scored."""
+
+
+def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
+    """Compare two runs by the rollouts whose rewards count in both. Raises `DataError` if no row is in both.
+
+    A row of the result has `pairs`, the mean reward of either run over them (`first`, `second`), their `difference` with
+    its standard error, clustered by row (`difference_se`), the pairs in which the second run's reward is higher (`better`)
+    or lower (`worse`), and for rewards of 0 and 1 the two-sided p value of an exact sign test over the rows (`p`). `left_out`
+    counts pairs without both rewards, `only_first` and `only_second` the rows that one run alone has.
+    """
+    common = [task for name, task in first.tasks.items() if name in second.tasks]
+    if not common:
+        raise DataError("no row is in both runs: they are compared by the rows' content")
+    paired = [_paired(task, second.tasks[task.key]) for task in common]
+    environments = sorted({task.environment for task in (*first.tasks.values(), *second.tasks.values())})
+    rows = [_row(name, paired, first, second) for name in environments]
+    if len(environments) > 1:
+        rows.append(_row(OVERALL, paired, first, second))
+    flips = [Flip(pairs.task, difference) for pairs in paired if (difference := _difference(pairs.rewards))]
+    return Comparison(
+        rows,
+        sorted(flips, key=lambda flip: (-abs(flip.difference), flip.task.name)),
+        only_first=[task for name, task in first.tasks.items() if name not in second.tasks],
+        only_second=[task for name, task in second.tasks.items() if name not in first.tasks],
+    )
+
+
+def sign_test_p(rows: Sequence[Sequence[float]]) -> float:
+    """Two-sided p value of the exact sign test over rows, given the differences of each row's pairs.
+
+    The sign of a row's summed difference is a fair coin if the runs do not differ; a row whose sum is 0 is left out. Pairs of
+    one row may depend on each other. With one pair of each row it is McNemar's exact test (McNemar, 1947); Durkalski et al.
+    (2003) give the asymptotic test for pairs in clusters.
+    """
+    sums = [math.fsum(differences) for differences in rows]
+    higher, lower = sum(each > 0 for each in sums), sum(each < 0 for each in sums)
+    count = higher + lower
+    ways, tail = 1, 0  # math.comb anew for each k takes minutes for ten thousand rows
+    for k in range(min(higher, lower) + 1):
+        tail += ways
+        ways = ways * (count - k) // (k + 1)
+    return min(1.0, 2 * tail / (1 << count))
+
+
+def write_comparison(
+    output: Path, compared: Comparison, runs: Sequence[Runs], names: Sequence[str], tasks: int
+) -> None:
+    """Write an HTML page with the table and the conversations of the rows that differ most, side by side."""
+    shown = {flip.task.key: flip for flip in compared.flips[:tasks]}
+    rollouts: dict[TaskKey, list[Part]] = {key: [] for key in shown}
+    for run, label in zip(runs, names, strict=True):
+        for value in run.rollouts():
+            if (key := task_key(value)) in rollouts:
+                rollouts[key].append(conversation(value, label))
+    write_page(output, f"{names[1]} compared with {names[0]}", _parts(compared, shown, rollouts))
+
+
+def _parts(
+    compared: Comparison, shown: Mapping[TaskKey, Flip], rollouts: Mapping[TaskKey, Sequence[Part]]
+) -> Iterator[Part]:
+    yield table(compared.rows)
+    yield {"heading": "Rows that differ"}
+    yield {"filters": {}}
+    for key, flip in shown.items():
+        name = f"{flip.task.name}: {flip.difference:+.3g}"
+        yield {"task": {"environment": flip.task.environment, "name": name}}
+        yield from rollouts[key]
+
+
+def _paired(first: Task, second: Task) -> _Pairs:
+    others = {score.order: score.outcome for score in second.scores}
+    pairs = [(score.outcome, others[score.order]) for score in first.scores if score.order in others]
+    rewards = [
+        (a.reward, b.reward)
+        for a, b in pairs
+        if a.counted and b.counted and a.reward is not None and b.reward is not None
+    ]
+    return _Pairs(first, rewards, len(pairs) - len(rewards))
+
+
+def _difference(rewards: Sequence[tuple[float, float]]) -> float:
+    return math.fsum(b - a for a, b in rewards) / len(rewards) if rewards else 0.0
+
+
+def _row(
+    environment: str, paired: Sequence[_Pairs], first: CollectedTasks, second: CollectedTasks
+) -> dict[str, Any]:
+    def is_of(task: Task) -> bool:
+        return environment in (task.environment, OVERALL)
+
+    mine = [pairs for pairs in paired if is_of(pairs.task)]
+    differences = [[b - a for a, b in pairs.rewards] for pairs in mine]
+    every = [difference for each in differences for difference in each]
+    better, worse = (sum(sign * difference > 0 for difference in every) for sign in (1, -1))
+    sides = [[pair[side] for pairs in mine for pair in pairs.rewards] for side in (0, 1)]
+    return {
+        "environment": environment,
+        "rows": len(mine),
+        "pairs": len(every),
+        "first": st.mean(sides[0]),
+        "second": st.mean(sides[1]),
+        "difference": st.mean(every),
+        "difference_se": st.clustered_error(differences),
+        "better": better,
+        "worse": worse,
+        "p": sign_test_p(differences) if every and all(map(st.is_binary, sides)) else None,
+        "left_out": sum(pairs.left_out for pairs in mine),
+        "failed_first": sum(task.failed for task in first.tasks.values() if is_of(task)),
+        "failed_second": sum(task.failed for task in second.tasks.values() if is_of(task)),
+        "only_first": sum(is_of(task) and name not in second.tasks for name, task in first.tasks.items()),
+        "only_second": sum(is_of(task) and name not in first.tasks for name, task in second.tasks.items()),
+    }

@@ -1,0 +1,298 @@
+"""Stored rollouts as a run: each is played again through agent, tools and scoring, and its own recording is the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gymgate.core.config import POLICY, ReplayEndpoint
+from gymgate.core.errors import ConfigError, DataError, DivergedError
+from gymgate.gateway.replay.recording import recorded_rollout
+from gymgate.gym.rows import RowSource
+from gymgate.rollouts import Rollout, Row
+from gymgate.rollouts.result import judge_failed, rollout_error
+from gymgate.runs.gym_rollouts import failures_beside, inputs_beside, stored_lines
+from gymgate.runs.plan import WHOLE, Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
+from gymgate.runs.record import LineReader, identity_of, line_error, read_values
+from gymgate.runs.rows import RowReader
+from gymgate.runs.run import Collection
+from gymgate.runs.settings import differences
+from gymgate.runs.store import FAILURES, ROLLOUTS, RUN, read_run, run_directories
+from gymgate.stack import Stack
+
+_NOT_RECORDED = 422
+"""Status of a call that a replay has no answer to."""
+_OUTCOME = {"mask_sample", "failure_kind", "failure_reason"}
+"""Fields of NeMo Gym's results that say what became of a rollout."""
+
+
+class StoredRollout(NamedTuple):
+    """Where a rollout is stored, and what ran it."""
+
+    path: str
+    position: int
+    """0-based, among the lines of the file that are not blank."""
+    environment: str
+    agent: str
+
+
+class StoredRow(NamedTuple):
+    """A row of stored rollouts."""
+
+    task: int
+    source: str
+    line: int
+    agent: str
+    first: StoredRollout
+
+
+class StoredRun:
+    """The rollouts of a run, or of a file of rollouts, that can be played again."""
+
+    def __init__(self, path: Path, *, judge_failed_only: bool = False) -> None:
+        """Read a directory of `gymgate run` (shards included), a file of its `-o FILE.jsonl`, or one of NeMo Gym's collector.
+
+        Raises `DataError` for another path, for a malformed line, and if there is nothing to play.
+        """
+        self.path = path
+        self.judge_failed_only = judge_failed_only
+        self.settings: Mapping[str, Any] = {}
+        """Settings of the run; empty for a file."""
+        self.rollouts: dict[Identity, StoredRollout] = {}
+        self.rows: dict[tuple[str, int], StoredRow] = {}
+        """By row key and occurrence."""
+        self.is_gym = False
+        """Whether NeMo Gym's collector wrote it: environments are known by their agents."""
+        self.silent = 0
+        """Rollouts that were stored without what the policy said, or whose policy failed."""
+        self.twice = 0
+        """Rollouts that are there more than once; the first that finished is taken."""
+        self._finished = IdentitySet()
+        if path.is_file():
+            files = [path, failures_beside(path)]
+        else:
+            directories = run_directories(path)
+            if not directories:
+                raise DataError(
+                    f"{path} holds no run: neither it nor a shard in it has a {RUN}", path=str(path)
+                )
+            self._read_settings(directories)
+            files = [directory / name for directory in directories for name in (ROLLOUTS, FAILURES)]
+        for file in files:
+            for position, (line, value) in enumerate(stored_lines(LineReader(file))):
+                try:
+                    self._add(file, position, value)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise line_error(file, line, error) from error
+        self._refuse_empty()
+
+    @property
+    def environments(self) -> list[str]:
+        """Names of the environments, of NeMo Gym's files those of the agents."""
+        return sorted({each.environment for each in self.rollouts.values()})
+
+    def plan(self, shard: Shard = WHOLE) -> RolloutPlan:
+        """Return the plan that plays each rollout once. Raises `DataError` if a file of rows has changed or is gone."""
+        seeds = {identity.seed for identity in self.rollouts}
+        if None in seeds and len(seeds) > 1:
+            raise ConfigError(f"{self.path} holds rollouts with seeds and without; rescore them separately")
+        only = IdentitySet()
+        for identity in self.rollouts:
+            only.add(identity)
+        return RolloutPlan(
+            [RowSource(_Rows(self))],
+            repeats=1 + max(identity.repeat for identity in self.rollouts),
+            seeds=None if None in seeds else sorted(seed for seed in seeds if seed is not None),
+            shard=shard,
+            only=only,
+        )
+
+    def _read_settings(self, directories: Sequence[Path]) -> None:
+        self.settings, *others = (read_run(directory)["settings"] for directory in directories)
+        for directory, other in zip(directories[1:], others, strict=True):
+            if changed := differences(self.settings, other):
+                raise ConfigError(
+                    f"{directories[0]} and {directory} have other settings ({'; '.join(changed)}); rescore them separately"
+                )
+
+    def _add(self, file: Path, position: int, value: Mapping[str, Any]) -> None:
+        identity, agent = identity_of(value), str(value.get("agent", ""))
+        if value.get("error") is None:
+            if not self._finished.add(identity):
+                self.twice += 1
+                return
+            self.rollouts.pop(identity, None)
+        elif identity in self._finished:
+            return
+        if self.judge_failed_only and not _judge_failed(value):
+            return
+        if not _can_be_played(value):
+            self.silent += value.get("final", True)
+            return
+        stored = StoredRollout(str(file), position, str(value.get("environment", "")), agent)
+        self.is_gym |= value.get("source") == str(file)
+        self.rollouts[identity] = stored
+        row = StoredRow(
+            int(value.get("task", 0)),
+            str(value.get("source", "")),
+            int(value.get("line", 0)),
+            agent,
+            stored,
+        )
+        self.rows.setdefault((identity.row_key, identity.occurrence), row)
+
+    def _refuse_empty(self) -> None:
+        if self.rollouts:
+            return
+        if self.judge_failed_only:
+            reason = "no rollout with a failed judge is stored with what its policy said; `gymgate run --bodies` keeps that"
+        elif self.silent:
+            reason = f"none of its {self.silent} rollouts is stored with what its policy said; `gymgate run --bodies` keeps that"
+        else:
+            reason = "there are no rollouts"
+        raise DataError(f"{self.path}: {reason}", path=str(self.path))
+
+
+class _Rows(Sequence[Row]):
+    """The rows of stored rollouts, in their order, read again from where they came from."""
+
+    def __init__(self, stored: StoredRun) -> None:
+        self.source = str(stored.path)
+        rows = dict(stored.rows)
+        for (key, occurrence), row in stored.rows.items():
+            for earlier in range(occurrence):  # a plan numbers equal rows from the first
+                rows.setdefault((key, earlier), row)
+        self._rows = sorted(rows.items(), key=lambda item: (item[1].task, item[0][1]))
+        self._reader = RowReader()
+        self._inputs = _materialized(stored.path) if stored.is_gym else {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, position: Any) -> Any:
+        (key, _), row = self._rows[position]
+        return Row(self._data(key, row), key, row.agent, row.source, row.line)
+
+    def _data(self, key: str, row: StoredRow) -> dict[str, Any]:
+        if row.source != row.first.path:
+            return self._reader.read(row.source, key)
+        data = self._inputs.get((row.agent, row.task))
+        if data is None:  # NeMo Gym's results repeat their rows
+            data = recorded_rollout([row.first.path], row.first.position).row
+        return {name: value for name, value in data.items() if name[:4] != "_ng_" and name not in _OUTCOME}
+
+
+@dataclass
+class Rescoring(Collection):
+    """A run that plays stored rollouts."""
+
+    stored: StoredRun = field(kw_only=True)
+
+    def settings(self) -> dict[str, Any]:
+        origin = {"run": str(self.stored.path.resolve()), "judge_failed_only": self.stored.judge_failed_only}
+        kept = {name: self.stored.settings.get(name) for name in ("nemo_gym", "policy")}
+        return {**super().settings(), "rescored": {**origin, **kept}}
+
+    async def _run_one(self, stack: Stack, planned: PlannedRollout) -> Rollout:
+        stored = self.stored.rollouts[planned.identity]
+        environment, agent = where_to_run(stored, stack)
+        rollout = await stack.run(
+            {name: value for name, value in planned.row.data.items() if name != "agent_ref"},
+            policy=ReplayEndpoint(rollouts=(stored.path,), index=stored.position),
+            environment=environment,
+            agent=agent,
+            limits=self.limits,
+            record_bodies=self.record_bodies,
+        )
+        return as_recorded(rollout).model_copy(update={"environment": stored.environment})
+
+
+def where_to_run(stored: StoredRollout, stack: Stack) -> tuple[str | None, str | None]:
+    """Return the environment and agent that play a rollout: the stored ones, else those of the only environment.
+
+    Raises `ConfigError` if the stack has neither.
+    """
+    configs = {config.name: config for config in stack.config.environments}
+    only = next(iter(configs.values())) if len(configs) == 1 else None
+    config = configs.get(stored.environment, only)
+    info = stack.agents.get(stored.agent)
+    if config is None and info is None:
+        raise ConfigError(
+            f"environment {stored.environment!r} with agent {stored.agent!r} is not in this stack; there is "
+            f"{', '.join(sorted(configs))}"
+        )
+    if config is None:
+        return None, stored.agent
+    same = info is not None and info.environment == config.name and config.agent is None
+    return config.name, stored.agent if same else None
+
+
+def as_recorded(rollout: Rollout) -> Rollout:
+    """Return the rollout, or a failed one with a `DivergedError` if it did not go as it was recorded."""
+    if (reason := _divergence(rollout)) is None:
+        return rollout
+    error = rollout_error(DivergedError(f"diverged {reason}", endpoint="replay", retryable=False))
+    nothing: dict[str, Any] = {
+        "status": "failed",
+        "limit": None,
+        "reward": None,
+        "reward_parts": {},
+        "metrics": {},
+    }
+    return rollout.model_copy(update={**nothing, "error": error, "result": None})
+
+
+def _divergence(rollout: Rollout) -> str | None:
+    """Return how a rollout left its recording; `None` if each call was asked as recorded and none is missing."""
+    calls = rollout.policy_calls
+    for number, call in enumerate(calls, 1):
+        match = call.details.get("match")
+        if match == "loose":
+            return f"at call {number}: the environment said something else than recorded"
+        if match is None and call.status_code == _NOT_RECORDED:
+            return f"at call {number}: {(call.error or '').rpartition('; nearest is ')[2]}"
+    played = max((call.details.get("turn", -1) for call in calls), default=-1) + 1
+    turns = max((call.details.get("turns", 0) for call in calls), default=0)
+    if rollout.error is None and played < turns:
+        return f"after call {played}: the agent ended there, and {turns} calls are recorded"
+    return None
+
+
+def _judge_failed(value: Mapping[str, Any]) -> bool:
+    """Whether a stored rollout failed because a judge did: its error is an endpoint's, and not that of the policy."""
+    if judge_failed(value.get("result") or {}):
+        return True
+    error = value.get("error") or {}
+    return (
+        error.get("kind") == "policy"
+        and error.get("type") != DivergedError.__name__
+        and _policy_answered(value)
+    )
+
+
+def _can_be_played(value: Mapping[str, Any]) -> bool:
+    """Whether what the policy said is stored, up to the rollout's end."""
+    response = (value.get("result") or {}).get("response")
+    said = isinstance(response, Mapping) and bool(response.get("output"))
+    said |= any(call.get("request") for call in _policy_calls(value))
+    return said and (value.get("error") is None or not _policy_calls(value) or _policy_answered(value))
+
+
+def _policy_answered(value: Mapping[str, Any]) -> bool:
+    calls = _policy_calls(value)
+    return bool(calls) and calls[-1].get("status_code") == 200
+
+
+def _policy_calls(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [call for call in value.get("calls") or () if call.get("model_server", POLICY) == POLICY]
+
+
+def _materialized(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the rows that NeMo Gym's collector wrote beside its rollouts, by agent and task number."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for _, row in read_values(inputs_beside(path)):
+        agent = str((row.get("agent_ref") or {}).get("name") or "")
+        found.setdefault((agent, int(row.get("_ng_task_index", -1))), row)
+    return found

@@ -1,0 +1,78 @@
+"""The outcome of a rollout: one truth table for every SDK, table, log and export. Pure functions.
+
+The table is in docs/outcomes.md, where a test reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from gymgate.core.config import POLICY
+from gymgate.rollouts.record import ModelCall, Rollout, RolloutError
+from gymgate.rollouts.result import number
+
+Reason = Literal["completed", "truncated", "unscored", "masked", "failed"]
+"""completed, truncated: scored; unscored: finished without a reward; masked: Gym says that the reward measures
+nothing; failed: there is no result, or the agent or a judge reports a breakdown."""
+
+SCORES_WITHOUT_POLICY: Mapping[str, str] = MappingProxyType(
+    {"remote_agent": "the service that it calls may ask its own model"}
+)
+"""Packaged agents that may score a rollout without a policy call, and why."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rollout counts for."""
+
+    scored: bool
+    """Whether Gym gave a reward, placeholders of masked rollouts included."""
+    counted: bool
+    """Whether its reward enters means."""
+    trained: bool
+    """Whether its tokens and its reward enter the loss and the baseline."""
+    retried: bool
+    """Whether another attempt is made, within the retries of its class of error."""
+    reason: Reason
+    reward: float | None = None
+    """The number to count; `None` where none counts."""
+
+    @property
+    def taught(self) -> float | None:
+        """The reward to learn from; `None` where the rollout is left out of training."""
+        return self.reward if self.trained else None
+
+
+def outcome_of(rollout: Rollout | Mapping[str, Any], *, score_truncated: bool = False) -> Outcome:
+    """Return what a rollout counts for, given its record, or the dict of it on disk.
+
+    `score_truncated` is the trainer's option: truncated rollouts are left out of training unless it is set.
+    """
+    if isinstance(rollout, Rollout):
+        rollout = {"status": rollout.status, "reward": rollout.reward, "error": rollout.error}
+    status, reward, error = rollout.get("status"), number(rollout.get("reward")), rollout.get("error")
+    if status == "failed" or error is not None:
+        return Outcome(False, False, False, retried=_may_help(error), reason="failed")
+    if status == "masked":
+        return Outcome(reward is not None, False, False, False, "masked")
+    if reward is None or status not in ("completed", "truncated"):
+        return Outcome(False, False, False, False, "unscored")
+    trained = status == "completed" or score_truncated
+    reason: Reason = "completed" if status == "completed" else "truncated"
+    return Outcome(True, True, trained, False, reason, reward)
+
+
+def _may_help(error: RolloutError | Mapping[str, Any] | None) -> bool:
+    """Whether another attempt may end differently: not if the policy refuses permanently."""
+    if error is None:
+        return False
+    described = error if isinstance(error, Mapping) else error.__dict__
+    return described.get("kind") != "policy" or bool(described.get("retryable"))
+
+
+def asked_policy(calls: Iterable[ModelCall]) -> bool:
+    """Whether one of the calls went to the policy, not to a judge."""
+    return any(call.model_server == POLICY for call in calls)

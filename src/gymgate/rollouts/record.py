@@ -1,0 +1,168 @@
+"""The rollout record, from which each SDK's emitter takes what that SDK wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gymgate.core.config import POLICY, Dialect
+from gymgate.core.errors import ErrorKind, GymgateError, from_wire
+from gymgate.rollouts.bodies import read_requests
+
+RolloutStatus = Literal["completed", "truncated", "masked", "failed"]
+"""completed: it came to its end; truncated: a limit ended it; masked: Gym says that its reward measures nothing;
+failed: no result. `gymgate.outcome_of` says what each counts for."""
+
+
+class Record(BaseModel):
+    """Base of the record's parts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Usage(Record):
+    """Token counts of one call; `None` where the endpoint did not say."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+Limit = Literal["max_calls", "context_length"]
+
+UNDELIVERED = "undelivered"
+"""The entry of a call's `details` that says that its agent gave up on it."""
+
+
+class ModelCall(Record):
+    """One request to a model, and its answer.
+
+    Requests of a rollout share what they have in common: change a copy.
+    """
+
+    index: int
+    """Position among the rollout's calls, judges' included, by arrival."""
+    model_server: str = POLICY
+    """Gym instance the call was made to; any other than the policy's is a judge or a simulator."""
+    dialect: Dialect
+    """API that the agent spoke."""
+    request: dict[str, Any] | None = None
+    """Body as the agent sent it, gymgate's routing entries removed; `None` if bodies are not kept."""
+    response: dict[str, Any] | None = None
+    """Body as the agent received it."""
+    upstream_request: dict[str, Any] | None = None
+    """Body sent to the endpoint, where it differs by translation."""
+    upstream_response: dict[str, Any] | None = None
+    """Body the endpoint gave, where it differs by translation."""
+    status_code: int | None = None
+    """HTTP status the agent got."""
+    error: str | None = None
+    usage: Usage = Field(default_factory=Usage)
+    prompt_token_ids: list[int] | None = None
+    completion_token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    details: dict[str, Any] = Field(default_factory=dict)
+    """What the endpoint's side adds to the answer: `replica` and `retries` of an HTTP endpoint; `recording`, `index`,
+    `turn` of so many `turns`, and `match` of a replay: `exact`, or `loose` where only the policy said what was recorded, and
+    the environment something else or more; `undelivered`, the id of an answer that came after its agent had
+    closed the connection and did not ask again."""
+    started_s: float = 0.0
+    """Seconds after the rollout's start."""
+    duration_s: float = 0.0
+    finish_reason: str | None = None
+
+
+def read_calls(value: Mapping[str, Any]) -> list[ModelCall]:
+    """Return the calls of a parsed record, whose requests are entries of a `RequestLog`. They are not validated again."""
+    requests = read_requests(value["requests"])
+    calls = []
+    for fields in value["calls"]:
+        for name in ("request", "upstream_request"):
+            if fields[name] is not None:
+                fields[name] = requests[fields[name]]
+        calls.append(
+            ModelCall.model_construct(**{**fields, "usage": Usage.model_construct(**fields["usage"])})
+        )
+    return calls
+
+
+class Segment(Record):
+    """One trainable token sequence; lengths of `completion_ids`, `mask` and `logprobs` are equal."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    mask: list[int]
+    """1 where the policy sampled the id, else 0."""
+    logprobs: list[float | None] | None = None
+    """One for each id, `None` where it was not sampled; the field is `None` if the engine gave no logprobs."""
+    policy_version: tuple[int, int] | None = None
+    """Lowest and highest policy version that sampled it."""
+
+
+class RolloutError(Record):
+    """Why a rollout failed."""
+
+    kind: ErrorKind
+    message: str
+    type: str
+    """Name of the class in `gymgate.core.errors`."""
+    server: str | None = None
+    status_code: int | None = None
+    retryable: bool = False
+    reward_given: float | None = None
+    """For a failed judge: the reward that the environment gave all the same. It does not count."""
+
+    def to_exception(self) -> GymgateError:
+        """Return the error that ended the rollout, to be raised."""
+        return from_wire({**self.model_dump(), "error": self.type})
+
+
+class Timing(Record):
+    """Seconds."""
+
+    total_s: float = 0.0
+    model_s: float = 0.0
+    """Sum over policy calls; more than `total_s` where calls overlap."""
+    judge_s: float = 0.0
+
+
+class Rollout(Record):
+    """One run of one row."""
+
+    id: str
+    """Public id; safe to log and store."""
+    environment: str
+    agent: str
+    status: RolloutStatus
+    limit: Limit | None = None
+    """The limit that ended it early: `max_calls` of `RolloutLimits`, or the policy's context length, as its endpoint said."""
+    reward: float | None = None
+    """As Gym gave it; `None` where there is none, never 0."""
+    reward_parts: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Every other finite number at the top level of Gym's result that the row did not have already."""
+    error: RolloutError | None = None
+    result: dict[str, Any] | None = None
+    """The agent's answer to `/run`, routing entries removed."""
+    calls: list[ModelCall] = Field(default_factory=list)
+    timing: Timing = Field(default_factory=Timing)
+
+    @property
+    def policy_calls(self) -> list[ModelCall]:
+        """The calls made to the policy, in order of arrival."""
+        return [call for call in self.calls if call.model_server == POLICY]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from gymgate.rollouts.notebook import rollout_html
+
+        return rollout_html(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows of it in a list; its `repr` has every byte of the result."""
+        from gymgate.rollouts.notebook import rollout_line
+
+        printer.text(rollout_line(self))

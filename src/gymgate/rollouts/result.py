@@ -1,0 +1,222 @@
+"""From an agent's answer to `/run` to the fields of a `Rollout`. Pure functions over plain dicts."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gymgate.core import codec
+from gymgate.core.errors import (
+    DataError,
+    EnvironmentServerError,
+    ErrorKind,
+    GymgateError,
+    PolicyError,
+    RolloutTimeoutError,
+)
+from gymgate.rollouts.breakdowns import breakdown, is_masked
+from gymgate.rollouts.record import Limit, Rollout, RolloutError, RolloutStatus
+
+TRAJECTORIES = ("ng_trajectory", "_ng_trajectory")
+"""Gym's own copy of the conversation, which it makes because gymgate turns on the rollout's URL."""
+PARTS = ("reward_components", "verifier_rewards")
+PART_PREFIX = "reward_"
+LARGEST = 1e100
+"""A larger number counts as none: sums of squares, which an interval needs, would be infinite."""
+MAX_MESSAGE = 600
+_PASSED_ON = re.compile(r"Hit an exception in \S+ calling an inner server: (b'.*'|b\".*\")", re.DOTALL)
+
+_KINDS: tuple[tuple[type[GymgateError], ErrorKind], ...] = (
+    (RolloutTimeoutError, "timeout"),
+    (PolicyError, "policy"),
+    (DataError, "data"),
+    (EnvironmentServerError, "environment"),
+)
+
+
+def read_result(body: bytes, *, key: str, rollout_id: str) -> dict[str, Any] | None:
+    """Return the agent's answer; `None` if it is not a JSON object, or nested too deeply.
+
+    The rollout's public id replaces its secret key wherever that occurs.
+    """
+    try:
+        result = codec.loads(body.replace(key.encode(), codec.dumps(rollout_id)[1:-1]))
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) else None
+
+
+def interpret_result(
+    result: Mapping[str, Any],
+    row: bytes = b"{}",
+    *,
+    agent: str = "",
+    agent_type: str | None = None,
+    limit: Limit | None = None,
+) -> dict[str, Any]:
+    """Return status, reward and limit of an agent's answer to a row; status and error if it reports a breakdown.
+
+    An agent that broke down over a limit was truncated, and its reward is a placeholder.
+    """
+    reason = breakdown(result, agent_type)
+    if reason is not None:  # read the row only now: it is rarely needed, and may be large
+        reason = breakdown(result, agent_type, codec.loads(row))
+    if reason is None:
+        return score_fields(result, limit)
+    if limit is not None:
+        return {"status": "truncated", "limit": limit}
+    return error_fields(EnvironmentServerError(f"agent {agent!r} reports a failure: {reason}", server=agent))
+
+
+def score_fields(result: Mapping[str, Any], limit: Limit | None = None) -> dict[str, Any]:
+    """Return status, reward and limit of an agent's answer."""
+    return {"status": status_of(result, limit), "reward": number(result.get("reward")), "limit": limit}
+
+
+def status_of(result: Mapping[str, Any], limit: Limit | None = None) -> RolloutStatus:
+    """Return the status of a result that reports no breakdown."""
+    if is_masked(result):
+        return "masked"
+    return "truncated" if limit is not None or is_incomplete(result.get("response")) else "completed"
+
+
+def measurement_fields(result: dict[str, Any], row: bytes, metadata_key: str) -> dict[str, Any]:
+    """Take gymgate's routing out of the answer to a row, and return it with its reward parts and metrics."""
+    for name in TRAJECTORIES:
+        result.pop(name, None)
+    for name in ("responses_create_params", "response"):
+        _without_entry(result.get(name), metadata_key)
+    return {"reward_parts": reward_parts(result), "metrics": metrics(result, row), "result": result}
+
+
+def _without_entry(part: Any, metadata_key: str) -> None:
+    metadata = part.get("metadata") if isinstance(part, dict) else None
+    if isinstance(metadata, dict) and metadata.pop(metadata_key, None) is not None and not metadata:
+        del part["metadata"]
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number, booleans included; `None` for anything else, also beyond `LARGEST`."""
+    if isinstance(value, bool | int | float) and abs(value) <= LARGEST:
+        return float(value)
+    return None
+
+
+def reward_parts(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the objectives of an environment that has several, by Gym's name for each.
+
+    They are the entries of `reward_components` or `verifier_rewards`, and the numbers called `reward_...`.
+    """
+    named = {name: result[name] for name in result if name.startswith(PART_PREFIX)}
+    for field in PARTS:
+        value = result.get(field)
+        named |= value if isinstance(value, dict) else {}
+    return {str(name): part for name, value in named.items() if (part := number(value)) is not None}
+
+
+def metrics(result: Mapping[str, Any], row: bytes) -> dict[str, float]:
+    """Return every other finite number at the top level.
+
+    Fields of the row, which Gym repeats there, measure nothing, nor does its bookkeeping (`_ng_...`, `mask_sample`).
+    """
+    numbers = {
+        name: value
+        for name in result
+        if name not in ("reward", "mask_sample") and not name.startswith(("_ng_", PART_PREFIX))
+        if (value := number(result[name])) is not None
+    }
+    if not numbers:
+        return numbers
+    repeated = codec.loads(row)
+    return {name: value for name, value in numbers.items() if repeated.get(name) != result[name]}
+
+
+def judge_failed(result: Mapping[str, Any]) -> bool:
+    """Whether Gym says that it gave no real score because a judge could not be asked."""
+    return "judge_failed" in (result.get("failure_kind"), result.get("_ng_failure_class"))
+
+
+def is_incomplete(response: Any) -> bool:
+    """Whether the agent's last model call ended early."""
+    if not isinstance(response, dict):
+        return False
+    return response.get("status") == "incomplete" or bool(response.get("incomplete_details"))
+
+
+def error_fields(error: GymgateError) -> dict[str, Any]:
+    """Return status and error of a rollout that has no result."""
+    return {"status": "failed", "error": rollout_error(error).model_dump()}
+
+
+def rollout_error(error: GymgateError) -> RolloutError:
+    """Return what a rollout's record says about the error that it failed with."""
+    kind: ErrorKind = next((kind for cls, kind in _KINDS if isinstance(error, cls)), "infrastructure")
+    return RolloutError.model_construct(
+        kind=kind,
+        message=error.message,
+        type=type(error).__name__,
+        server=getattr(error, "server", None) or getattr(error, "endpoint", None),
+        status_code=getattr(error, "status_code", None),
+        retryable=bool(getattr(error, "retryable", None) or kind in ("infrastructure", "timeout")),
+    )
+
+
+def failed_rollout(error: GymgateError, *, id: str = "", environment: str = "", agent: str = "") -> Rollout:
+    """Return the record of a rollout that failed before the daemon reported anything about it."""
+    return Rollout.model_construct(
+        id=id, environment=environment, agent=agent, status="failed", error=rollout_error(error)
+    )
+
+
+def run_error(status: int, body: bytes, agent: str) -> GymgateError:
+    """Return the error for an agent's `/run` that answered with another status than 200."""
+    answer = inner = _read(body)
+    if status == 422:
+        return DataError(f"agent {agent!r} rejects the row: {_line(answer)}")
+    while (passed_on := _passed_on(inner)) is not None:
+        inner = _read(passed_on)
+    message = _line(inner) if inner is answer else f"a server that it called failed: {_line(inner)}"
+    return EnvironmentServerError(
+        f"agent {agent!r}: HTTP {status}: {message}", server=agent, status_code=status
+    )
+
+
+def _passed_on(answer: Any) -> bytes | None:
+    """Return the answer of the server whose failure a server of Gym passes on, as `repr` wrote it; `None` if there is none."""
+    match = _PASSED_ON.fullmatch(answer) if isinstance(answer, str) else None
+    try:
+        inner = ast.literal_eval(match[1]) if match else None
+    except (ValueError, SyntaxError):
+        return None
+    return inner if isinstance(inner, bytes) else None
+
+
+def error_line(body: bytes) -> str:
+    """Return an error body in one line: FastAPI's list of complaints, Gym's JSON string, or whatever there is."""
+    return _line(_read(body))
+
+
+def _read(body: bytes) -> Any:
+    try:
+        return codec.loads(body)
+    except ValueError:
+        return body.decode(errors="replace")
+
+
+def _line(value: Any) -> str:
+    if isinstance(value, dict) and "detail" in value:
+        value = value["detail"]
+    if isinstance(value, list):
+        value = "; ".join(_complaint(item) for item in value)
+    text = value if isinstance(value, str) else codec.dumps(value).decode()
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE // 2]} ... {line[-MAX_MESSAGE // 2 :]}"
+
+
+def _complaint(item: Any) -> str:
+    if not isinstance(item, dict) or "msg" not in item:
+        return str(item)
+    where = ".".join(str(part) for part in item.get("loc", ()) if part != "body")
+    return f"{where}: {item['msg']}"

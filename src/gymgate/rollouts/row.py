@@ -1,0 +1,63 @@
+"""One row of work, as its source has it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gymgate.core import codec
+from gymgate.core.errors import DataError
+from gymgate.rollouts.row_fields import agent_of, lacking_params
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row that has `responses_create_params` with `input`; the rest is for the environment."""
+
+    data: dict[str, Any]
+    """Verbatim."""
+    key: str
+    """16 hex digits of its content; the same for equal rows, whatever the source, order of keys or `_ng_*` entries."""
+    agent: str | None
+    """The agent instance that `agent_ref` names."""
+    source: str
+    """The file or dataset that it was read from."""
+    line: int
+    """1-based."""
+
+
+def make_row(data: dict[str, Any], source: str, line: int) -> Row:
+    """Return a validated row. Raises `DataError` with the source and line."""
+    if lacking := lacking_params(data):
+        raise row_error(lacking, source, line)
+    try:
+        key = row_key(data)
+    except (TypeError, ValueError) as error:
+        raise row_error(f"holds a value that JSON cannot express: {error}", source, line) from error
+    return Row(data, key, _agent_name(data, source, line), source, line)
+
+
+def input_items(params: Mapping[str, Any]) -> list[Any]:
+    """Return the items of a request's `input`: messages, calls, their outputs. A text is one message of the user."""
+    given = params.get("input")
+    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
+
+
+def row_key(data: Mapping[str, Any]) -> str:
+    """Return 16 hex digits of a row's content, without NeMo Gym's own `_ng_*` entries."""
+    own = {key: value for key, value in data.items() if not key.startswith("_ng_")}
+    return hashlib.sha256(codec.dumps(own, sort_keys=True)).hexdigest()[:16]
+
+
+def row_error(reason: str, source: str, line: int) -> DataError:
+    """The error `SOURCE:LINE: reason`, with source and line as attributes."""
+    return DataError(f"{source}:{line}: {reason}", path=source, line=line)
+
+
+def _agent_name(data: Mapping[str, Any], source: str, line: int) -> str | None:
+    reference = data.get("agent_ref")
+    if reference is not None and not (isinstance(reference, Mapping) and agent_of(data)):
+        raise row_error(f'agent_ref must be {{"name": AGENT}}, not {str(reference)[:80]!r}', source, line)
+    return agent_of(data)

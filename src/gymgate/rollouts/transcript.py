@@ -1,0 +1,85 @@
+"""The conversation of a rollout, as far as its result holds it: messages, reasoning, tool calls and their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from gymgate.core import codec
+
+
+class Entry(NamedTuple):
+    """One entry of a conversation."""
+
+    role: str
+    """system, developer, user, assistant, reasoning, call NAME, output."""
+    text: str
+
+
+def transcript(rollout: Mapping[str, Any]) -> list[Entry]:
+    """The input and the output of the agent's last response."""
+    given, answered = items_of(rollout.get("result"))
+    return [*_entries(given), *_entries(answered)]
+
+
+def items_of(result: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return the items of a result's input and of the agent's last response, without those of another form."""
+    given = _within(result, "responses_create_params", "input")
+    message = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return _items(message), _items(_within(result, "response", "output"))
+
+
+def opening(rollout: Mapping[str, Any], longest: int = 60) -> str:
+    """Return the first words that the user says, on one line; empty if the result holds no conversation."""
+    text = next((entry.text for entry in transcript(rollout) if entry.role == "user"), "")
+    line = " ".join(text[: 4 * longest].split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def cut(text: str, longest: int) -> str:
+    """Return the text, or its beginning and how much is left out."""
+    rest = len(text) - longest
+    return text if rest <= 0 else f"{text[:longest]}\n... and {rest} more characters"
+
+
+def _within(value: Any, *names: str) -> Any:
+    """Return what is there under these names, one within the other; `None` if nothing is: an agent may answer anything."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _items(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _entries(items: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    for item in items:
+        kind = str(item.get("type") or "message")
+        if kind == "message":
+            yield Entry(str(item.get("role") or "assistant"), text_of(item.get("content")))
+        elif kind == "reasoning":
+            yield Entry("reasoning", text_of(item.get("content")) or text_of(item.get("summary")))
+        elif kind.endswith("_output"):
+            yield Entry("output", text_of(item.get("output")))
+        elif kind.endswith("_call"):
+            yield Entry(
+                f"call {item.get('name') or kind}", text_of(item.get("arguments") or item.get("action"))
+            )
+        else:
+            yield Entry(kind, text_of({key: value for key, value in item.items() if key != "type"}))
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a content, whatever its form."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(text_of, value)))
+    if isinstance(value, Mapping):
+        for name in ("text", "refusal", "output"):
+            if isinstance(value.get(name), str):
+                return str(value[name])
+    return codec.dumps(value, indent=True).decode()

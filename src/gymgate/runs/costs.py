@@ -1,0 +1,164 @@
+"""Tokens that rollouts used, by environment and model server, and what they cost at given prices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from gymgate.core.config import POLICY
+from gymgate.core.errors import ConfigError
+from gymgate.rollouts import Rollout
+from gymgate.runs.counts import OVERALL
+
+OTHERS = "*"
+"""Model server whose price holds for each judge without its own."""
+TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Tokens = dict[str, int | None]
+"""`calls` and each of `TOKENS`, for one rollout and model server."""
+
+
+class Price(NamedTuple):
+    """Dollars per million tokens."""
+
+    input: Dollars
+    output: Dollars
+
+
+Prices = Mapping[str, Price]
+"""By model server."""
+
+
+@dataclass
+class TokenUsage:
+    """Tokens that one model server used in the rollouts of an environment."""
+
+    environment: str
+    """`all`: the sum over all environments."""
+    model_server: str
+    """`policy_model`, or that of a judge."""
+    rollouts: int = 0
+    """Rollouts that called it, failed attempts included; of the policy, all rollouts."""
+    counted: int = 0
+    """Those of which the tokens of every call are known. All numbers below are of these."""
+    calls: int = 0
+    input_tokens: int | None = None
+    """Cached tokens included. `None` here and below: no answer counted them."""
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    """Reasoning tokens included."""
+    reasoning_tokens: int | None = None
+    cost: float | None = None
+    """Dollars, cached input tokens at the full price. `None`: no price, or nothing was counted."""
+
+    def add(self, tokens: Tokens | None) -> None:
+        """Add a rollout; `None`: its tokens are unknown."""
+        self.rollouts += 1
+        if tokens is None:
+            return
+        self.counted += 1
+        self.calls += tokens["calls"] or 0
+        for name in TOKENS:
+            if (count := tokens.get(name)) is not None:
+                setattr(self, name, (getattr(self, name) or 0) + count)
+
+    def at(self, prices: Prices) -> TokenUsage:
+        """Return it with its cost."""
+        others = None if self.model_server == POLICY else prices.get(OTHERS)
+        price = prices.get(self.model_server, others)
+        if price is None or not self.counted:
+            return self
+        tokens = (self.input_tokens or 0) * price.input + (self.output_tokens or 0) * price.output
+        return dataclasses.replace(self, cost=tokens / 1e6)
+
+
+class UsageCounts:
+    """Tokens by environment and model server. Its size does not grow with the number of rollouts."""
+
+    def __init__(self) -> None:
+        self._usages: dict[tuple[str, str], TokenUsage] = {}
+
+    def add(self, environment: str, tokens: Mapping[str, Tokens | None]) -> None:
+        """Add a rollout's tokens by model server, as `tokens_of_line` returns them."""
+        for server, used in {POLICY: _no_tokens(), **tokens}.items():
+            for key in ((environment, server), (OVERALL, server)):
+                self._usages.setdefault(key, TokenUsage(*key)).add(used)
+
+    def rows(self, prices: Prices) -> list[TokenUsage]:
+        """Return the usage of each environment's policy and judges and, if there are several environments, the sums."""
+        usages = [usage.at(prices) for usage in self._usages.values()]
+        usages.sort(
+            key=lambda each: (each.environment == OVERALL, each.environment, each.model_server != POLICY)
+        )
+        several = len({usage.environment for usage in usages}) > 2
+        return [usage for usage in usages if several or usage.environment != OVERALL]
+
+    def of_policy(self, prices: Prices) -> TokenUsage | None:
+        """Return the policy's usage over all environments; `None` before the first rollout."""
+        usage = self._usages.get((OVERALL, POLICY))
+        return None if usage is None else usage.at(prices)
+
+
+def refuse_price_of_replay(prices: Prices, *, replayed: bool) -> None:
+    """Raise `ConfigError` for a price of a policy that was not called."""
+    if replayed and POLICY in prices:
+        raise ConfigError(
+            "recorded answers were replayed, which costs nothing: leave out the price of the policy"
+        )
+
+
+def tokens_of_line(value: Mapping[str, Any]) -> Mapping[str, Tokens | None]:
+    """Return the tokens in a line of a run's rollouts or failures. Without its calls those of the policy are unknown."""
+    if (usage := value.get("usage")) is not None:
+        return dict(usage)
+    calls = value.get("calls")
+    return {POLICY: None} if calls is None else tokens_of_calls(calls)
+
+
+def tokens_of(rollout: Rollout) -> dict[str, Tokens | None]:
+    """Return the tokens that a rollout used, by model server."""
+    return tokens_of_calls({**vars(call), "usage": vars(call.usage)} for call in rollout.calls)
+
+
+def tokens_of_calls(calls: Iterable[Mapping[str, Any]]) -> dict[str, Tokens | None]:
+    """Return the tokens of calls by model server; `None` where those of a call are unknown.
+
+    A call that was refused (4xx) used none. One that failed otherwise may have been paid all the same.
+    """
+    found: dict[str, Tokens | None] = {}
+    for call in calls:
+        server, usage = str(call.get("model_server", POLICY)), call.get("usage") or {}
+        tokens = found.setdefault(server, _no_tokens())
+        if tokens is None or 400 <= (call.get("status_code") or 0) < 500:
+            continue
+        if usage.get("input_tokens") is None or usage.get("output_tokens") is None:
+            found[server] = None
+            continue
+        tokens["calls"] = (tokens["calls"] or 0) + 1
+        for name in TOKENS:
+            if (count := usage.get(name)) is not None:
+                tokens[name] = (tokens[name] or 0) + count
+    return found
+
+
+def _no_tokens() -> Tokens:
+    return {
+        "calls": 0,
+        "input_tokens": 0,
+        "cached_tokens": None,
+        "output_tokens": 0,
+        "reasoning_tokens": None,
+    }
+
+
+def dollars(amount: float | None) -> str:
+    """Return an amount as text, `-` for none; small ones with four decimals."""
+    if amount is None:
+        return "-"
+    if 0 < amount < 0.0001:
+        return "<$0.0001"
+    return f"${amount:,.2f}" if amount >= 1 or not amount else f"${amount:.4f}"

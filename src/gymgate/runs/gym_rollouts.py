@@ -1,0 +1,173 @@
+"""NeMo Gym's own form of collected rollouts, rollouts.jsonl and materialized inputs: written and read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymgate.core import codec
+from gymgate.core.config import POLICY
+from gymgate.core.errors import DataError
+from gymgate.core.files import replacing
+from gymgate.rollouts.breakdowns import breakdown
+from gymgate.rollouts.outcome import outcome_of
+from gymgate.rollouts.result import status_of
+from gymgate.runs.record import LineReader, line_error, read_values
+from gymgate.runs.rows import RowReader
+from gymgate.runs.tasks import task_key
+
+if TYPE_CHECKING:
+    from gymgate.runs.aggregate import Runs
+
+TASK, ROLLOUT = "_ng_task_index", "_ng_rollout_index"
+
+
+def export_rollouts(runs: Runs, output: Path) -> int:
+    """Write finished rollouts as NeMo Gym's collector does; how many.
+
+    The inputs that its profiler wants go to `NAME_materialized_inputs.jsonl` beside them. Raises `ConfigError` for
+    rollouts that are in two runs, `DataError` if a row's file has changed since, or if a file cannot be written.
+    """
+    inputs = inputs_beside(output)
+    count = 0
+    with replacing(inputs) as materialized, replacing(output) as results:
+        for result, row in _numbered_rollouts(runs):
+            results.write(codec.dumps(result) + b"\n")
+            materialized.write(codec.dumps(row) + b"\n")
+            count += 1
+    return count
+
+
+def _numbered_rollouts(runs: Runs) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Results and inputs with NeMo Gym's numbers."""
+    rows, numbering = RowReader(), RolloutNumbers(runs)
+    for value in runs.rollouts():
+        numbers = {**numbering.of(value), "agent_ref": agent_ref(value["agent"])}
+        row = rows.read(value["source"], value["row_key"])
+        yield to_gym(value, numbers), {**row, **numbers}
+
+
+class RolloutNumbers:
+    """NeMo Gym's numbers of tasks, and of the rollouts of a task (by seed and repeat); failed ones get further numbers."""
+
+    def __init__(self, runs: Runs) -> None:
+        orders = sorted({_order(value) for value in runs.rollouts()})
+        self._orders = {order: number for number, order in enumerate(orders)}
+        self._tasks: dict[tuple[str, str, int], int] = {}
+
+    def of(self, value: Mapping[str, Any]) -> dict[str, int]:
+        """Return the numbers of a line, for those of finished rollouts first, in their order."""
+        return {
+            TASK: self._tasks.setdefault(task_key(value), len(self._tasks)),
+            ROLLOUT: self._orders.setdefault(_order(value), len(self._orders)),
+        }
+
+
+def agent_ref(name: str) -> dict[str, str]:
+    """What a row names its agent with."""
+    return {"type": "responses_api_agents", "name": name}
+
+
+def _order(value: Mapping[str, Any]) -> tuple[int, int]:
+    return value.get("seed") or 0, value["repeat"]
+
+
+def to_gym(value: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """One line of NeMo Gym's rollouts.jsonl."""
+    result = dict(value.get("result") or {})
+    result["reward"] = value.get("reward")
+    if outcome_of(value).reason == "masked":
+        result["mask_sample"] = True
+    return {**result, **numbers}
+
+
+def stored_lines(reader: LineReader) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield rollouts that NeMo Gym collected, as lines of a run, and lines that are such already: those of `gymgate run -o`.
+
+    Each with its 1-based line. Raises `DataError` with path and line.
+    """
+    path = reader.path
+    for line, value in reader.values():
+        yield line, value if "row_key" in value else from_gym(_numbered(value, path, line), path, line)
+
+
+def failures_beside(path: Path) -> Path:
+    """The file of failed rollouts that NeMo Gym's collector writes beside one of rollouts."""
+    return path.with_name(f"{path.stem}_failures.jsonl")
+
+
+def inputs_beside(path: Path) -> Path:
+    """The file of rows that NeMo Gym's collector writes beside one of rollouts."""
+    return path.with_name(f"{path.stem}_materialized_inputs.jsonl")
+
+
+def read_gym_failures(path: Path) -> Iterator[dict[str, Any]]:
+    """The last failure of each rollout in `NAME_failures.jsonl` beside a file of rollouts, as lines of a run's failures.
+
+    Yields nothing if there is no such file. Failures of rollouts that succeeded later are included.
+    """
+    beside = failures_beside(path)
+    last = {}
+    for line, value in read_values(beside):
+        numbered = _numbered(value, beside, line)
+        last[_agent(value), numbered[TASK], numbered[ROLLOUT]] = line, value
+    for line, value in last.values():
+        error = {
+            "kind": str(value.get("_ng_failure_class") or "unknown"),
+            "type": str(value.get("_ng_failure_type") or "failure"),
+            "message": str(value.get("_ng_failure_message") or value.get("failure_reason") or ""),
+        }
+        yield {**_identifying_fields(value, beside, line), "final": True, "error": error}
+
+
+def _numbered(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
+    if TASK not in value or ROLLOUT not in value:
+        raise DataError(
+            f"{path}:{line}: not a rollout of gymgate or of NeMo Gym's collector: it lacks row_key, or {TASK} and {ROLLOUT}",
+            path=str(path),
+            line=line,
+        )
+    for name in (TASK, ROLLOUT):
+        if not isinstance(value[name], int):
+            raise line_error(path, line, f"{name} must be a whole number, not {str(value[name])[:80]!r}")
+    if not isinstance(value.get("agent_ref") or {}, Mapping):
+        raise line_error(path, line, f"agent_ref must be an object, not {str(value['agent_ref'])[:80]!r}")
+    return value
+
+
+def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
+    """One line of a run."""
+    message = breakdown(value)
+    error = {"kind": "environment", "type": "EnvironmentServerError", "message": message}
+    return {
+        **_identifying_fields(value, path, line),
+        "status": status_of(value) if message is None else "failed",
+        "reward": value.get("reward") if message is None else None,
+        "error": None if message is None else error,
+        "result": dict(value),
+        "calls": [],
+        "usage": {POLICY: None},
+    }
+
+
+def _identifying_fields(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
+    """Which rollout it is, of which task. The row itself is not there: a hash of the task's number stands for its key."""
+    agent = _agent(value)
+    return {
+        "row_key": hashlib.sha256(f"{agent}\n{value[TASK]}".encode()).hexdigest()[:16],
+        "occurrence": 0,
+        "repeat": value[ROLLOUT],
+        "seed": None,
+        "task": value[TASK],
+        "source": str(path),
+        "line": value[TASK] + 1,
+        "environment": agent,
+        "agent": agent,
+    }
+
+
+def _agent(value: Mapping[str, Any]) -> str:
+    """The agent's name; rows that a taskset made name only the environment server in front of it."""
+    return str((value.get("agent_ref") or {}).get("name") or value.get("_ng_environment_server") or "")

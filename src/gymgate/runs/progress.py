@@ -1,0 +1,141 @@
+"""Metrics of a run under way. Their size does not grow with the number of rollouts."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymgate.core.config import POLICY
+from gymgate.rollouts import Rollout
+from gymgate.runs.costs import Prices, TokenUsage, UsageCounts, tokens_of
+from gymgate.runs.counts import RolloutCounts
+
+_WINDOW_S = 60.0
+_REPLICA_SAMPLES = 7
+
+
+@dataclass
+class ReplicaRate:
+    """How fast one replica of the policy samples."""
+
+    healthy: bool = True
+    samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_REPLICA_SAMPLES))
+    """Times, and tokens sampled until then."""
+
+    @property
+    def token_rate(self) -> float | None:
+        """Recent tokens per second; `None` before the second sample."""
+        if len(self.samples) < 2:
+            return None
+        (since, before), (now, tokens) = self.samples[0], self.samples[-1]
+        return (tokens - before) / (now - since) if now > since else None
+
+
+@dataclass
+class RunProgress:
+    """Counts rollouts as they finish in this process; those of earlier processes are in `resumed`."""
+
+    total: int = 0
+    resumed: int = 0
+    """Finished, or given up, before this process."""
+    given_up_before: int = 0
+    finished: int = 0
+    failed: int = 0
+    """Given up in this process."""
+    environments: defaultdict[str, RolloutCounts] = field(default_factory=lambda: defaultdict(RolloutCounts))
+    attempts_failed: int = 0
+    failed_in_a_row: int = 0
+    output_tokens: int = 0
+    usage: UsageCounts = field(default_factory=UsageCounts)
+    """Tokens of this process's rollouts, failed attempts included."""
+    prices: Prices = field(default_factory=dict)
+    """Empty: costs are not shown."""
+    started: float = field(default_factory=time.monotonic)
+    last_finished: float = field(default_factory=time.monotonic)
+    replicas: dict[str, ReplicaRate] = field(default_factory=dict)
+    """By address, where the policy has several."""
+    _recent: deque[tuple[float, int, int]] = field(default_factory=deque)
+    """Times with the rollouts and tokens until then: one point per second of the last minute."""
+
+    def start(self) -> None:
+        """The stack is ready: rates count from here."""
+        self.started = self.last_finished = time.monotonic()
+
+    def count(self, rollout: Rollout) -> None:
+        """Count a rollout that finished."""
+        self.finished += 1
+        self.failed_in_a_row = 0
+        self.environments[rollout.environment].add_rollout(rollout)
+        self.output_tokens += sum(call.usage.output_tokens or 0 for call in rollout.policy_calls)
+        self.usage.add(rollout.environment, tokens_of(rollout))
+        self._note_time()
+
+    def count_failure(self, rollout: Rollout, *, final: bool) -> None:
+        """Count a failed attempt; `final` if no further one follows."""
+        self.attempts_failed += 1
+        self.usage.add(rollout.environment, tokens_of(rollout))
+        if final:
+            self.failed += 1
+            self.failed_in_a_row += 1
+            self.environments[rollout.environment].add_rollout(rollout)
+            self._note_time()
+
+    def sample_replicas(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take the replicas' current states, as the stack's status shows them."""
+        now = time.monotonic()
+        for url, state in states.items():
+            rate = self.replicas.setdefault(url, ReplicaRate())
+            rate.healthy = bool(state["healthy"])
+            rate.samples.append((now, int(state.get("output_tokens", 0))))
+
+    @property
+    def done(self) -> int:
+        """Finished or given up, in this process and before."""
+        return self.resumed + self.finished + self.failed
+
+    @property
+    def left(self) -> int:
+        return max(0, self.total - self.done)
+
+    @property
+    def counts(self) -> RolloutCounts:
+        """This process's rollouts, over all environments."""
+        return RolloutCounts.total(self.environments.values())
+
+    @property
+    def rate(self) -> float | None:
+        """Recent rollouts per second."""
+        return self._rate(1, self.finished + self.failed)
+
+    @property
+    def token_rate(self) -> float | None:
+        """Recent sampled tokens per second; `None` if the endpoint counts none."""
+        return self._rate(2, self.output_tokens) if self.output_tokens else None
+
+    @property
+    def priced_usage(self) -> TokenUsage | None:
+        """The policy's tokens and their cost in this process; `None` without a price of the policy."""
+        return self.usage.of_policy(self.prices) if POLICY in self.prices else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left at the recent rate."""
+        rate = self.rate
+        return self.left / rate if rate else None
+
+    def _rate(self, column: int, now: int) -> float | None:
+        if not self._recent:
+            return None
+        point = self._recent[0] if len(self._recent) > 1 else (self.started, 0, 0)
+        seconds = time.monotonic() - point[0]
+        return (now - point[column]) / seconds if seconds > 0 else None
+
+    def _note_time(self) -> None:
+        now = self.last_finished = time.monotonic()
+        if not self._recent or now - self._recent[-1][0] >= 1.0:
+            self._recent.append((now, self.finished + self.failed, self.output_tokens))
+        while len(self._recent) > 2 and now - self._recent[0][0] > _WINDOW_S:
+            self._recent.popleft()

@@ -1,0 +1,193 @@
+"""The record that a run keeps of each rollout, and the line of JSON that holds it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict
+
+from gymgate.core import codec
+from gymgate.core.errors import DataError
+from gymgate.rollouts import Rollout
+from gymgate.runs.costs import tokens_of
+from gymgate.runs.plan import Identity, PlannedRollout
+
+_HEAD = re.compile(rb'\{"row_key":"([0-9a-f]{16})","occurrence":(\d+),"repeat":(\d+),"seed":(null|\d+),')
+_READ = 1 << 20
+
+
+class CollectedRollout(Rollout):
+    """A rollout with its place in the run. Fields that other versions wrote are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    row_key: str
+    """16 hex digits of the row's content."""
+    occurrence: int = 0
+    """Number of equal rows before this one in the input."""
+    repeat: int = 0
+    seed: int | None = None
+    task: int = 0
+    """Position of the row in the input."""
+    source: str = ""
+    line: int = 0
+    attempt: int = 0
+    """Failed attempts before this one."""
+    finished: float = 0.0
+    """Seconds since 1970."""
+
+    @property
+    def identity(self) -> Identity:
+        """Which of the run's rollouts it is."""
+        return Identity(self.row_key, self.occurrence, self.repeat, self.seed)
+
+
+def collected(planned: PlannedRollout, rollout: Rollout, attempt: int) -> CollectedRollout:
+    """A rollout together with its place in the run."""
+    return CollectedRollout.model_construct(
+        **planned.identity._asdict(),
+        task=planned.task,
+        source=planned.row.source,
+        line=planned.row.line,
+        attempt=attempt,
+        finished=round(time.time(), 3),
+        **rollout.__dict__,
+    )
+
+
+def to_line(rollout: CollectedRollout) -> bytes:
+    """One line; its identity comes first, so that a resume need not parse the rest."""
+    identity = rollout.identity._asdict()
+    body = rollout.model_dump(mode="json", exclude=set(identity))
+    body["calls"] = _short(body["calls"])
+    return codec.dumps({**identity, **body}) + b"\n"
+
+
+def failure_line(rollout: CollectedRollout, *, final: bool) -> bytes:
+    """One failed attempt as a line; `final` if no further one follows. It then has the calls, if their bodies were kept."""
+    assert rollout.error is not None
+    value: dict[str, Any] = {
+        **rollout.identity._asdict(),
+        "task": rollout.task,
+        "source": rollout.source,
+        "line": rollout.line,
+        "environment": rollout.environment,
+        "agent": rollout.agent,
+        "attempt": rollout.attempt,
+        "final": final,
+        "error": rollout.error.model_dump(),
+        "usage": tokens_of(rollout),
+        "seconds": round(rollout.timing.total_s, 3),
+        "finished": rollout.finished,
+    }
+    if final and any(call.request is not None for call in rollout.calls):
+        kept = rollout.model_dump(mode="json", include={"status", "result", "calls"})
+        value |= {**kept, "calls": _short(kept["calls"])}
+    return codec.dumps(value) + b"\n"
+
+
+def _short(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return calls without the fields that say nothing."""
+    return [{name: value for name, value in call.items() if value not in (None, {})} for call in calls]
+
+
+def line_identity(line: bytes) -> Identity:
+    """The identity in a line of either file. Raises `ValueError` if it has none."""
+    if match := _HEAD.match(line):
+        seed = None if match[4] == b"null" else int(match[4])
+        return Identity(match[1].decode(), int(match[2]), int(match[3]), seed)
+    return identity_of(codec.loads_object(line))
+
+
+def identity_of(value: Mapping[str, Any]) -> Identity:
+    """The identity in a parsed line. Raises `ValueError` if it has none."""
+    try:
+        seed = value.get("seed")
+        return Identity(
+            str(value["row_key"]),
+            int(value.get("occurrence", 0)),
+            int(value["repeat"]),
+            None if seed is None else int(seed),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a rollout of a run: it has no {error}") from error
+
+
+class LineReader:
+    """Reads whole lines of a file, and later on the lines that were appended since."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._number = 0
+        self._offset = 0
+        self._inode = 0
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the next whole lines with their 1-based numbers, nothing if there is no such file.
+
+        A torn last line, of a run under way or one that was killed, is left out until it is whole; a whole object only lacks
+        its line ending, which other programs may not write.
+        """
+        try:
+            with self.path.open("rb", buffering=_READ) as file:
+                self._inode = os.fstat(file.fileno()).st_ino
+                file.seek(self._offset)
+                for line in file:
+                    number, is_ended = self._number + 1, line.endswith(b"\n")
+                    if not is_ended and not _is_object(line):
+                        return
+                    self._number += is_ended
+                    self._offset += len(line)
+                    if not line.isspace():
+                        yield number, line
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise DataError(f"cannot read {self.path}: {error.strerror}", path=str(self.path)) from error
+
+    def values(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the next lines as dicts with their numbers. Raises `DataError` with path and line."""
+        for number, line in self.lines():
+            try:
+                yield number, codec.loads_object(line)
+            except ValueError as error:
+                raise line_error(self.path, number, error) from error
+
+    @property
+    def replaced(self) -> bool:
+        """Whether lines that were read are no longer the beginning of the file."""
+        if not self._offset:
+            return False
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return True
+        return stat.st_ino != self._inode or stat.st_size < self._offset
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        codec.loads_object(line)
+    except ValueError:
+        return False
+    return True
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the whole lines of a file; see `LineReader.lines`."""
+    return LineReader(path).lines()
+
+
+def read_values(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the whole lines of a file as dicts; see `LineReader.values`."""
+    return LineReader(path).values()
+
+
+def line_error(path: Path, line: int, reason: object) -> DataError:
+    """`PATH:LINE: reason`, with both as attributes."""
+    return DataError(f"{path}:{line}: {reason}", path=str(path), line=line)

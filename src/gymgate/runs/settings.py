@@ -1,0 +1,138 @@
+"""The settings that make two runs one: everything that can change a reward, so not the addresses of endpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymgate.core.config import (
+    CallableEndpoint,
+    EnvironmentConfig,
+    HTTPEndpoint,
+    ReplayEndpoint,
+    RolloutLimits,
+    StackConfig,
+    dotted,
+)
+from gymgate.runs.plan import RolloutPlan
+
+if TYPE_CHECKING:
+    from gymgate.stack import Policy
+
+_SECRET = re.compile(
+    r"(key|token|secret|passwo?r?d|auth|authorization|bearer|credential|cookie)s?$|header", re.IGNORECASE
+)
+"""What may be a secret, by its name."""
+_COUNT = re.compile(r"tokens?$", re.IGNORECASE)
+"""Of these a number is none: `max_tokens`."""
+LOGIN = re.compile(r"(?<=//)[^/?#\s]+@")
+"""Name and password in a URL."""
+_PARAMETER = re.compile(r"(?i)(?<=[?&])([\w-]*(?:key|token|secret|password|auth)=)[^&#\s]+")
+"""A secret in the query of a URL."""
+
+
+def settings_of(
+    stack: StackConfig, policy: Policy, limits: RolloutLimits, sources: Sequence[str]
+) -> dict[str, Any]:
+    """The settings as JSON values, without the policy's key, headers and address."""
+    return {
+        "sources": [_source(source) for source in sources],
+        "nemo_gym": stack.runtime.version,
+        "environments": [_environment(environment) for environment in stack.environments],
+        "judges": {name: _endpoint(endpoint) for name, endpoint in stack.models},
+        "policy": _endpoint(policy),
+        "limits": limits.model_dump(),
+    }
+
+
+def extent_of(plan: RolloutPlan) -> dict[str, Any]:
+    """Return the settings that may grow from one run to the next, as JSON values."""
+    return {
+        "rollouts": plan.total(),
+        "rows": plan.rows,
+        "repeats": plan.repeats,
+        "seeds": list(plan.seeds) if plan.seeds is not None else None,
+        "shard": [plan.shard.index, plan.shard.count],
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the differences between two runs' settings, as `name: OLD there, NEW here`."""
+    old, new = leaves(before), leaves(now)
+    return [
+        f"{name}: {_shown(old.get(name))} there, {_shown(new.get(name))} here"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's settings by dotted key, those of its environments by their number."""
+    numbered = {
+        name: dict(enumerate(value)) if _is_of_mappings(value) else value for name, value in settings.items()
+    }
+    return {key: value for key, value in dotted(numbered) if value != {}}
+
+
+def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's settings by dotted key, for a place where others see them: without what may be a secret."""
+    environments = [
+        {**each, "overrides": dict(each.get("overrides") or ())}
+        for each in settings.get("environments") or ()
+    ]
+    found = leaves({**settings, **({"environments": environments} if environments else {})})
+    return {name: _masked(name, value) for name, value in found.items()}
+
+
+def _masked(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {inner: _masked(f"{name}.{inner}", item) for inner, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_masked(name, item) for item in value]
+    if value is not None and _SECRET.search(name) and not (_COUNT.search(name) and isinstance(value, int)):
+        return "***"
+    return _PARAMETER.sub(r"\1***", LOGIN.sub("", value)) if isinstance(value, str) else value
+
+
+def _is_of_mappings(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
+
+
+def _environment(config: EnvironmentConfig) -> dict[str, Any]:
+    """Every setting that differs from its default, and those that a run has always held."""
+    changed = config.model_dump(mode="json", exclude_defaults=True)
+    return {**config.model_dump(mode="json", include={"name", "config", "agent", "overrides"}), **changed}
+
+
+def _source(source: str) -> str:
+    path = Path(source)
+    return str(path.resolve()) if path.exists() else source
+
+
+def _endpoint(endpoint: Any) -> Any:
+    if isinstance(endpoint, HTTPEndpoint):
+        return {
+            "type": "http",
+            "model": endpoint.model,
+            "dialect": endpoint.dialect,
+            "sampling": dict(endpoint.sampling),
+            **({"strict_tools": True} if endpoint.strict_tools else {}),
+        }
+    if isinstance(endpoint, ReplayEndpoint):
+        return {
+            "type": "replay",
+            "rollouts": [_source(path) for path in endpoint.rollouts],
+            "index": endpoint.index,
+        }
+    if isinstance(endpoint, CallableEndpoint):
+        return {"type": "callable", "name": endpoint.name}
+    if isinstance(endpoint, str):
+        return endpoint
+    return {"type": "callable", "name": getattr(endpoint, "__qualname__", type(endpoint).__name__)}
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

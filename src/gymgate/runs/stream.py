@@ -1,0 +1,147 @@
+"""`gymgate.collect`: a run's rollouts in Python, each as soon as it has finished."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gymgate.core.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.gym.by_name import load_catalog
+from gymgate.gym.rows import RowSource, open_sources
+from gymgate.results.spans import RolloutTracer
+from gymgate.rollouts.row import make_row
+from gymgate.runs.collector import Log, ignore
+from gymgate.runs.pace import Pace
+from gymgate.runs.plan import PlannedIdentities, RolloutPlan, checked_shard
+from gymgate.runs.record import CollectedRollout, read_values
+from gymgate.runs.run import Collection
+from gymgate.runs.settings import extent_of
+from gymgate.runs.store import ROLLOUTS
+from gymgate.stack import Policy
+
+
+async def collect(
+    environments: str | Sequence[str | EnvironmentConfig] | StackConfig,
+    rows: str | Path | Iterable[Mapping[str, Any]] = "example",
+    *,
+    policy: Policy,
+    output: str | Path | None = None,
+    repeats: int = 1,
+    seeds: int | Sequence[int] | None = None,
+    shard: tuple[int, int] = (1, 1),
+    limit: int | None = None,
+    limits: RolloutLimits | None = None,
+    pace: Pace | None = None,
+    concurrency: int | None = None,
+    rerun_failed: bool = False,
+    record_bodies: bool = False,
+    wait_for_policy_s: float | None = None,
+    include_finished: bool = True,
+    runtime: RuntimeConfig | None = None,
+    tracer: RolloutTracer | None = None,
+    progress: Log = ignore,
+) -> AsyncGenerator[CollectedRollout, None]:
+    """Yield the rollouts of rows x seeds x repeats, each as soon as it has finished.
+
+    With `output`, a directory, each is appended to it first. After a kill, the same call yields what is there already
+    (unless `include_finished` is false) and then runs what is missing. Failed rollouts are retried within
+    `pace.budgets` and then left in `output`'s failures.jsonl.
+
+    `rows` is a packaged file's name, a path, `hf:owner/name[:split]` or dicts; `limit` is how many of each source to
+    take; `seeds` is a number of them or a list. `wait_for_policy_s` is how long the policy's endpoint may take to
+    answer, at the start and after its failures: 0 asks it once, `None` never. `tracer` exports what is run, failed rollouts
+    included. `progress` gets messages.
+
+    To stop early, close the generator: `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
+    Raises `ConfigError` for an output that holds a run with other settings or that another process writes, before the
+    first rollout, and `DataError` if it cannot be written.
+    """
+    stack = _stack_config(environments, runtime)
+    sources, names = await asyncio.to_thread(_sources, stack, rows, limit)
+    pace = pace or Pace()
+    plan = await asyncio.to_thread(
+        RolloutPlan,
+        sources,
+        repeats=repeats,
+        seeds=range(seeds) if isinstance(seeds, int) else seeds,
+        shard=checked_shard(*shard),
+    )
+    run = Collection(
+        stack=stack,
+        policy=policy,
+        plan=plan,
+        names=names,
+        output=Path(output) if output is not None else None,
+        limits=limits or RolloutLimits(),
+        pace=pace if concurrency is None else pace.model_copy(update={"concurrency": concurrency}),
+        rerun_failed=rerun_failed,
+        record_bodies=record_bodies,
+        wait_for_policy_s=wait_for_policy_s,
+        tracer=tracer,
+        log=progress,
+    )
+    async with contextlib.aclosing(_rollouts_of(run, include_finished=include_finished)) as rollouts:
+        async for rollout in rollouts:
+            yield rollout
+
+
+async def _rollouts_of(run: Collection, *, include_finished: bool) -> AsyncGenerator[CollectedRollout, None]:
+    """A slow consumer holds the run up: at most `concurrency` results wait for it."""
+    queue: asyncio.Queue[CollectedRollout | None] = asyncio.Queue(maxsize=run.pace.concurrency)
+
+    async def put(rollout: CollectedRollout) -> None:
+        if rollout.error is None:
+            await queue.put(rollout)
+
+    async def put_finished() -> None:
+        if not include_finished or run.directory is None:
+            return
+        planned = PlannedIdentities(run.plan.row_keys(), extent_of(run.plan))
+        for _, value in read_values(run.directory / ROLLOUTS):
+            rollout = CollectedRollout.model_validate(value)
+            if rollout.identity in planned:
+                await queue.put(rollout)
+
+    async def work() -> None:
+        try:
+            await run.run(on_rollout=put, on_open=put_finished)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            await queue.put(None)
+            raise
+        await queue.put(None)
+
+    task = asyncio.create_task(work())
+    try:
+        while (rollout := await queue.get()) is not None:
+            yield rollout
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _stack_config(
+    environments: str | Sequence[str | EnvironmentConfig] | StackConfig, runtime: RuntimeConfig | None
+) -> StackConfig:
+    if isinstance(environments, StackConfig):
+        return environments
+    several = [environments] if isinstance(environments, str) else list(environments)
+    configs = tuple(EnvironmentConfig(name=each) if isinstance(each, str) else each for each in several)
+    return StackConfig(environments=configs, runtime=runtime or RuntimeConfig())
+
+
+def _sources(
+    stack: StackConfig, rows: str | Path | Iterable[Mapping[str, Any]], limit: int | None
+) -> tuple[list[RowSource], list[str]]:
+    if not isinstance(rows, str | Path):
+        only = stack.environments[0].name if len(stack.environments) == 1 else None
+        listed = [make_row(dict(row), "rows", number) for number, row in enumerate(rows, 1)]
+        return [RowSource(listed, only, limit)], ["rows"]
+    catalog = load_catalog(stack.runtime, roots=stack.component_roots)
+    environments = [catalog.find(each.name, each.config) for each in stack.environments]
+    return open_sources(str(rows), environments, limit), [str(rows)]

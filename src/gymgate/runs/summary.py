@@ -1,0 +1,70 @@
+"""Stored runs as numbers, for scripts and notebooks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gymgate.rollouts.notebook import html_table, html_text
+from gymgate.runs.aggregate import Runs, read_tasks, refuse_empty
+from gymgate.runs.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows
+from gymgate.runs.tasks import CollectedTasks
+
+MOST_NOTES = 20
+"""Notes that a notebook shows."""
+MOST_ENVIRONMENTS = 500
+"""Environments that a notebook shows."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The metrics of stored runs. A notebook shows them as a table."""
+
+    environments: Sequence[Mapping[str, Any]]
+    """Metrics of each environment and, if there are several, over all tasks (`all`), as fractions."""
+    replayed: bool
+    """Whether recorded rollouts answered for the policy."""
+    notes: Sequence[str]
+    """What is missing, failed or not as planned."""
+
+    def _repr_html_(self) -> str:
+        names, shown = in_view(self.environments), self.environments[:MOST_ENVIRONMENTS]
+        cells = [[_shown(row.get(name)) for name in names] for row in shown]
+        notes = [*([REPLAYED] if self.replayed else []), *self.notes]
+        left = ((len(self.environments) - len(shown), "environments"), (len(notes) - MOST_NOTES, "notes"))
+        told = [*notes[:MOST_NOTES], *(f"{count} {kind} are left out" for count, kind in left if count > 0)]
+        said = "".join(f"<p>{html_text(note)}</p>" for note in told)
+        return f"<div>{html_table(names, cells)}{said}</div>"
+
+
+def summarize(
+    run: str | os.PathLike[str],
+    *more: str | os.PathLike[str],
+    ks: Sequence[int] | None = None,
+    answer_key: str | None = None,
+) -> RunSummary:
+    """Return the metrics of stored runs, as `gymgate aggregate` prints them.
+
+    Each is a directory of `gymgate run` or `collect`, whose shards are merged, a file of `gymgate run`, or a rollouts.jsonl of
+    NeMo Gym's collector. `ks` are the k of pass@k and maj@k, by default 1, 2, 4, 8, ...; `answer_key` is the field of the result
+    that holds the answer. Raises `DataError` if a path holds no run or no rollout, and `ConfigError` for runs of different
+    policies or with rollouts in common.
+    """
+    runs = Runs([Path(each) for each in (run, *more)])
+    collected = read_tasks(runs, answer_key)
+    refuse_empty(runs, collected)
+    environments, notes = summary_of(collected, ks)
+    return RunSummary(environments, collected.replayed, notes)
+
+
+def summary_of(collected: CollectedTasks, ks: Sequence[int] | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the metrics of each environment, and what a reader of them has to know."""
+    notes = [*collected.notes, *(() if ks else notes_on_tasks(collected))]
+    return summary_rows(collected, ks), notes
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
