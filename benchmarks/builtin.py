@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from benchmarks.gym_collector import uv_cache
 from benchmarks.trees import Trees
-from gymgate.gym.by_name import load_catalog
+from gymgate.gym.runtime import open_catalog
 from gymgate.gym.runtime.environment import installer_env
 from gymgate.gym.runtime.installer import find_uv
 from gymgate.gym.runtime.interpreters import find_interpreters
@@ -135,7 +135,7 @@ def start_builtin(
 
 
 def arguments(environment: str) -> list[str]:
-    rows = str(load_catalog().find(environment).data_file().path)
+    rows = str(open_catalog().find(environment).data_file().path)
     server = f"resources_servers.{environment}.app:{SERVERS[environment]}"
     return [*BUILTIN, rows, "--env.taskset.server", server]
 

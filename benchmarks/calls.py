@@ -90,10 +90,10 @@ def _await_file(path: Path) -> bytes:
 async def count(url: str, rollouts: int, counts: Path) -> list[dict[str, dict[str, int]]]:
     """Return, for each rollout, the calls of either process."""
     from gymgate.core.config import HTTPEndpoint, StackConfig
-    from gymgate.gym.by_name import load_catalog
+    from gymgate.gym.runtime import open_catalog
     from gymgate.stack import acquire
 
-    row = json.loads(load_catalog().find(ENVIRONMENT).data_file().path.read_text().splitlines()[0])
+    row = json.loads(open_catalog().find(ENVIRONMENT).data_file().path.read_text().splitlines()[0])
     policy, counter = HTTPEndpoint(base_url=url), CallCounter()
     found: list[dict[str, dict[str, int]]] = []
     async with acquire(StackConfig(environments=(ENVIRONMENT,))) as stack:

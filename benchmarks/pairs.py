@@ -39,11 +39,9 @@ def pss_mb():
     return sum(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:")) / 1024
 figures["import gymgate, MB"] = pss_mb()
 import asyncio, json, threading
-from gymgate.gym.by_name import load_catalog
-from gymgate.core.config import HTTPEndpoint, StackConfig
-from gymgate.stack import acquire
+from gymgate import HTTPEndpoint, StackConfig, acquire, open_rows  # what both checkouts have
 url, rollouts, concurrency = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-rows = [json.loads(line) for line in load_catalog().find("example_single_tool_call").data_file().path.read_text().splitlines()]
+rows = [row.data for row in open_rows("example_single_tool_call")]
 sys.path.insert(0, sys.argv[4])
 from benchmarks.scripted_policy import chat_answer
 async def answer(body):

@@ -52,7 +52,7 @@ from benchmarks.progress import Steps, say
 from benchmarks.scripted_policy import scripted_policy
 from benchmarks.trees import Trees
 from gymgate.core.config import ReplayEndpoint, StackConfig
-from gymgate.gym.by_name import load_catalog
+from gymgate.gym.runtime import open_catalog
 from gymgate.stack import Stack, acquire
 
 Add = Callable[[str, int, float], None]
@@ -116,7 +116,7 @@ class Figures:
 
 async def first_rollout(stack: Stack) -> None:
     """Play the first recorded rollout of the first environment."""
-    environment = load_catalog().find(ENVIRONMENTS[0])
+    environment = open_catalog().find(ENVIRONMENTS[0])
     row = json.loads(environment.data_file().path.read_text().splitlines()[0])
     replay = ReplayEndpoint(rollouts=tuple(str(file.path) for file in environment.recordings()))
     rollout = await stack.run(row, policy=replay, environment=ENVIRONMENTS[0])

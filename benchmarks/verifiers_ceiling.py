@@ -29,7 +29,7 @@ from benchmarks.builtin import BUILTIN, BuiltinHome, eval_command, read_metrics
 from benchmarks.machine import describe, numbers
 from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
-from gymgate.gym.by_name import load_catalog
+from gymgate.gym.runtime import open_catalog
 
 ENVIRONMENT = "example_single_tool_call"
 
@@ -77,7 +77,7 @@ def measure(
 
 def measure_builtin(base_url: str, concurrency: int) -> Figure:
     """Verifiers' own taskset, in a home of its own."""
-    rows = str(load_catalog().find(ENVIRONMENT).data_file().path)
+    rows = str(open_catalog().find(ENVIRONMENT).data_file().path)
     with contextlib.closing(BuiltinHome()) as home:
         return measure([*BUILTIN, rows], base_url, 20, concurrency, home.environment)
 

@@ -24,7 +24,7 @@ from environment_pages import PROMPTS
 import gymgate.quality.record.files as files
 from gymgate.core.config import RuntimeConfig
 from gymgate.gateway.replay.conversation import blocks_of, items_of
-from gymgate.gym.by_name import load_catalog
+from gymgate.gym.runtime import open_catalog
 from gymgate.quality import CheckResult
 from gymgate.quality.recordings import packaged_rows
 
@@ -83,7 +83,7 @@ def write_prompts() -> None:
     """Write the first prompts. Installs the release where it is missing."""
     found = {}
     for record in filter(lambda record: record.measured, files.shipped_records()):
-        environment = load_catalog(RuntimeConfig(version=record.nemo_gym)).find(
+        environment = open_catalog(RuntimeConfig(version=record.nemo_gym)).find(
             f"{record.kind}/{record.environment}"
         )
         config = environment.config(record.config) if record.config else environment.config()

@@ -27,7 +27,6 @@ from gymgate.core.errors import UnknownConversationError as UnknownConversationE
 from gymgate.gym.by_name import list_environments as list_environments
 from gymgate.gym.by_name import open_rows as open_rows
 from gymgate.gym.by_name import replay_endpoint as replay_endpoint
-from gymgate.gym.by_name import run_row as run_row
 from gymgate.gym.runtime import Runtime as Runtime
 from gymgate.gym.runtime import ensure_runtime as ensure_runtime
 from gymgate.results.spans import RolloutTracer as RolloutTracer
@@ -51,5 +50,6 @@ from gymgate.stack import SyncStack as SyncStack
 from gymgate.stack import acquire as acquire
 from gymgate.stack import acquire_sync as acquire_sync
 from gymgate.stack import connect as connect
+from gymgate.stack.run_row import run_row as run_row
 
 __version__: str

@@ -17,9 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gymgate.core.config import RuntimeConfig, cache_dir
-from gymgate.gym.by_name import load_catalog
 from gymgate.gym.catalog import EnvConfig
-from gymgate.gym.runtime import ensure_runtime
+from gymgate.gym.runtime import ensure_runtime, open_catalog
 from support.hub import Hub, serving
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -91,7 +90,7 @@ def declared(config: EnvConfig) -> Iterator[dict[str, Any]]:
     ],
 )
 def test_declared_data(workspace: Workspace, name: str, config: str | None) -> None:
-    environment = load_catalog().find(name)
+    environment = open_catalog().find(name)
     chosen = next(each for each in environment.configs if config in (None, each.name))
     packaged = environment.data_file().path.read_bytes()
     datasets = list(declared(chosen))
@@ -137,7 +136,7 @@ def test_scripts_of_benchmarks(workspace: Workspace) -> None:
         shutil.copytree(site / "benchmarks" / name, workspace.directory / "benchmarks" / name)
         workspace.gymgate("gym", "--", "eval", "prepare", "--benchmark", name, "+hf_token=any")
         raw = f"benchmarks/{name}/data/{written}.jsonl"
-        (chosen, *_) = load_catalog().find(f"benchmarks/{name}").configs
+        (chosen, *_) = open_catalog().find(f"benchmarks/{name}").configs
         (prompt,) = {
             dataset["prompt_config"]
             for instance in chosen.instances

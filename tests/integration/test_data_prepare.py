@@ -18,10 +18,9 @@ import pytest
 
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig, cache_dir
 from gymgate.core.errors import ConfigError, DataError, NeedMissingError, SetupError
-from gymgate.gym.by_name import load_catalog
 from gymgate.gym.preparation import Manifest, PrepareConfig, ScriptHelp, prepare
 from gymgate.gym.rows import open_rows
-from gymgate.gym.runtime import ensure_runtime
+from gymgate.gym.runtime import ensure_runtime, open_catalog
 from gymgate.trl import NeMoGymSpec
 from nemo_gym_env import load_environment
 from support.hub import Hub, serving
@@ -68,7 +67,7 @@ def math_row(number: int) -> dict[str, Any]:
 
 
 def packaged(environment: str) -> list[dict[str, Any]]:
-    path = load_catalog().find(environment).data_file().path
+    path = open_catalog().find(environment).data_file().path
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

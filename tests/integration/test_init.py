@@ -12,7 +12,7 @@ import pytest
 from gymgate.cli.init import TEMPLATE, write_environment
 from gymgate.core.config import SUPPORTED_NEMO_GYM
 from gymgate.core.errors import ConfigError
-from gymgate.gym.by_name import load_catalog
+from gymgate.gym.runtime import open_catalog
 from support.json_output import read_output
 from support.upstream import scripted_chat
 
@@ -47,7 +47,7 @@ def test_it_runs_with_recorded_answers_and_with_a_model(tmp_path: Path) -> None:
 def test_the_catalog_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_environment("tool_use_2", tmp_path / "tool_use_2")
-    environment = load_catalog().find("tool_use_2")
+    environment = open_catalog().find("tool_use_2")
     assert (environment.name, [file.rows() for file in environment.data]) == ("tool_use_2", [5, 5])
 
 
@@ -57,9 +57,9 @@ def test_the_catalog_reads_one_of_several_by_its_directory(
     monkeypatch.chdir(tmp_path)
     for name in ("letters", "words"):
         write_environment(name, tmp_path / "my repository")
-    assert load_catalog().find("my repository/resources_servers/words").name == "words"
+    assert open_catalog().find("my repository/resources_servers/words").name == "words"
     with pytest.raises(ConfigError, match="my repository/resources_servers/letters"):
-        load_catalog().find("my repository")
+        open_catalog().find("my repository")
 
 
 def test_its_tests_pass(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.core.config import RuntimeConfig
-from gymgate.gym.inside import forkserver
+from gymgate.gym import inside
 from gymgate.gym.inside.forkserver import rollout_label
 from gymgate.gym.runtime import ensure_runtime
 
@@ -22,7 +22,7 @@ PROGRAM = """
 import asyncio, importlib, json, sys
 import nemo_gym.rollout_correlation as correlation
 sys.path.insert(0, sys.argv[1])
-importlib.import_module("forkserver.labelling").label_containers_of_tasks({"stack": "s"}, "rollout")
+importlib.import_module("inside.forkserver.labelling").label_containers_of_tasks({"stack": "s"}, "rollout")
 import ray
 
 @ray.remote(max_retries=0)
@@ -73,7 +73,7 @@ def test_tasks_know_their_rollout_and_work_as_ever(tmp_path: Path) -> None:
     (docker := tmp_path / "bin" / "docker").parent.mkdir()
     docker.write_text('#!/bin/sh\necho "$@" >&2\nexit 1\n')
     docker.chmod(0o755)
-    source = Path(forkserver.__file__).parents[1]
+    source = Path(inside.__file__).parents[1]
     python = ensure_runtime(RuntimeConfig(version="0.7.0")).python
     command = [str(word) for word in (python, program, source, KEYS["a"], KEYS["b"], package.parent)]
     environment = os.environ | {"PATH": f"{docker.parent}:{os.environ['PATH']}"}

@@ -18,7 +18,7 @@ import pytest
 
 from gymgate.cli import main
 from gymgate.cli.serve import ReplayServer
-from gymgate.gym.by_name import load_catalog
+from gymgate.gym.runtime import open_catalog
 from gymgate.runs.aggregate import read_runs
 from gymgate.runs.metrics import summary_rows
 from support.json_output import read_output
@@ -169,7 +169,7 @@ def test_a_price_shows_tokens_and_cost_of_the_whole_run(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_blended_file(tmp_path: Path) -> None:
-    catalog = load_catalog()
+    catalog = open_catalog()
     rows = []
     for name in THREE:
         environment = catalog.find(name)
@@ -191,7 +191,7 @@ def test_a_blended_file(tmp_path: Path) -> None:
 def test_rows_that_cannot_be_read_or_run_stop_no_others(tmp_path: Path) -> None:
     """The second line is no JSON, the third names an agent that no environment has; none of them is the last."""
     [first, second, *_] = (
-        load_catalog().find("example_session_state_mgmt").data_file().path.read_text().splitlines()
+        open_catalog().find("example_session_state_mgmt").data_file().path.read_text().splitlines()
     )
     stray = json.dumps({**json.loads(first), "agent_ref": {"type": "responses_api_agents", "name": "nobody"}})
     path, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import gymgate
-from gymgate.gym import by_name as api
+from gymgate.stack import run_row as api
 from support.scripted import ScriptedPolicy
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]

@@ -131,9 +131,9 @@ async def test_vf_eval_runs_the_plugin_by_itself(tmp_path: Path, policy: Scripte
 
 async def test_a_toml_file_blends_environments_in_one_stack(tmp_path: Path) -> None:
     """Rows of two environments in one file, each routed by its `agent_ref`."""
-    from gymgate.gym.by_name import load_catalog
+    from gymgate.gym.runtime import open_catalog
 
-    catalog = load_catalog()
+    catalog = open_catalog()
     names = ["example_single_tool_call", "example_session_state_mgmt"]
     rows = []
     for name in names:

@@ -39,7 +39,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(built: tuple[Path, Path]) -
     assert {name.split("/")[0] for name in names} == {"gymgate", "nemo_gym_env", "gymgate-0.1.0.dist-info"}
     assert {"gymgate/py.typed", "nemo_gym_env/py.typed"} <= {*names}
     for release in SUPPORTED_NEMO_GYM:
-        assert f"gymgate/runtime/locks/nemo-gym-{release}.txt" in names
+        assert f"gymgate/gym/runtime/locks/nemo-gym-{release}.txt" in names
     assert "gymgate/template/resources_servers/my_environment/data/example_rollouts.jsonl" in names
     listed = subprocess.run(
         ["git", "ls-files", "src/gymgate"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True

@@ -90,8 +90,8 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def catalog(*args: Any, **options: Any) -> None:
         raise NothingInstalled("the endpoint is fine")
 
-    for module in ("cli.run_spec", "cli.check", "api"):
-        monkeypatch.setattr(f"gymgate.{module}.load_catalog", catalog)
+    for module in ("cli.run_spec", "cli.check", "gym.runtime"):
+        monkeypatch.setattr(f"gymgate.{module}.open_catalog", catalog)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("GOOD", "good")
     monkeypatch.setenv("BAD", "bad")

@@ -47,6 +47,7 @@ def program(tmp_path: Path) -> Path:
     """A fork server that sends what it sees, and lives until its control socket ends."""
     home = tmp_path / "forkserver"
     home.mkdir()
+    (tmp_path / "__init__.py").touch()  # the package that the program loads
     shutil.copy(Path(forkserver.__file__).with_name("__main__.py"), home)
     (home / "__init__.py").touch()
     (home / "server.py").write_text(SERVER)

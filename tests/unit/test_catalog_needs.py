@@ -11,13 +11,13 @@ import yaml
 
 from gymgate.core.config import EnvironmentConfig, StackConfig
 from gymgate.core.errors import NeedMissingError
-from gymgate.gym.by_name import load_catalog
 from gymgate.gym.catalog import Catalog, EnvConfig, Environment
 from gymgate.gym.catalog.needs import policy_servers, refuse_unanswered
 from gymgate.gym.catalog.requirements import Distributions, read_requirements
 from gymgate.gym.catalog.servercode import read_module
 from gymgate.gym.inside.resolve import ServerInstance
 from gymgate.gym.needs import require_needs
+from gymgate.gym.runtime import open_catalog
 
 
 def write(path: Path, text: str) -> Path:
@@ -181,7 +181,7 @@ def needing(kind: str) -> Environment:
         "judge": lambda config: config.judges,
         "sandbox": lambda config: any(each.provider is None for each in config.sandboxes),
     }
-    return next(each for each in load_catalog().environments() if lacks[kind](each.config()))
+    return next(each for each in open_catalog().environments() if lacks[kind](each.config()))
 
 
 @pytest.mark.parametrize(

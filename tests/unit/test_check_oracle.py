@@ -12,17 +12,15 @@ from gymgate.quality import CheckResult
 from gymgate.quality.record.findings import Thresholds, findings, missed
 from gymgate.quality.record.oracle import (
     Phrasing,
-    answer_of,
     asked_for,
     calling_policy,
-    calls_in,
     forms_of,
     measure,
-    oracle_rollout,
     policy_of,
 )
 from gymgate.quality.record.sections import Oracle
 from gymgate.rollouts import ModelCall, Rollout
+from gymgate.rollouts.answers import answer_of, calls_in, oracle_rollout
 
 CALL = {"name": "send", "arguments": {"to": "me"}}
 

@@ -13,7 +13,6 @@ import pytest
 from gymgate.cli import main
 from gymgate.core.errors import DataError, GymgateError, NeedMissingError, SetupError
 from gymgate.core.files import replacing, sha256_of
-from gymgate.gym.inside import resolve
 from gymgate.gym.preparation.failures import failure, missing_package, refusal
 from gymgate.gym.preparation.program import run_program
 
@@ -83,7 +82,7 @@ def test_refusals_name_their_class() -> None:
 def order(workspace: Path) -> dict[str, Any]:
     stage = workspace / "stage"
     stage.mkdir()
-    parse = {"initial": {}, "overrides": [], "config_paths": [], "parser": resolve.__file__}
+    parse = {"initial": {}, "overrides": [], "config_paths": []}
     return {
         "workspace": str(workspace), "stage": str(stage), "site": str(workspace), "roots": [], "parse": parse,
         "editable": False,

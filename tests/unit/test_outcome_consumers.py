@@ -15,7 +15,6 @@ from gymgate.cli.progress import state
 from gymgate.cli.run import summary_of
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import EnvironmentServerError, TokenDataError
-from gymgate.gym.by_name import run_row
 from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics
 from gymgate.integrations.trl import batch as batch_module
 from gymgate.integrations.trl.batch import group_metrics, nemo_gym_reward, to_batch, to_samples
@@ -32,6 +31,7 @@ from gymgate.runs.metrics import keep, summary_rows, task_rows
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.record import CollectedRollout
 from gymgate.runs.tasks import CollectedTasks
+from gymgate.stack.run_row import run_row
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
 
 ERROR = RolloutError(kind="environment", message="m", type="EnvironmentServerError")
@@ -84,7 +84,7 @@ async def test_one_row_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def acquire(config: StackConfig) -> AsyncIterator[Any]:
         yield SimpleNamespace(run=run)
 
-    monkeypatch.setattr("gymgate.gym.by_name.acquire", acquire)
+    monkeypatch.setattr("gymgate.stack.run_row.acquire", acquire)
     row = {"responses_create_params": {"input": "hi"}}
     if name == "failed":
         with pytest.raises(EnvironmentServerError, match="m"):

@@ -212,7 +212,7 @@ def test_an_environment_without_a_recording_of_its_rows_is_named(
 def test_rows_without_an_agent_get_advice_that_the_command_takes(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymgate.cli.run_spec.load_catalog", lambda *args, **options: None)
+    monkeypatch.setattr("gymgate.cli.run_spec.open_catalog", lambda *args, **options: None)
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{row_line('a')}\n")
     result = CliRunner().invoke(cli, [*command, str(path)], standalone_mode=False)

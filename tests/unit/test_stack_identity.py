@@ -136,7 +136,7 @@ def test_another_checkout_of_gymgate_has_stacks_of_its_own(
     shutil.copytree(Path(gymgate.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(gymgate, "__file__", str(package / "__init__.py"))
     for text in ("", "# scores otherwise\n"):
-        with (package / "rollout" / "result.py").open("a") as file:
+        with (package / "rollouts" / "result.py").open("a") as file:
             file.write(text)
         identity._package.cache_clear()
         found.append(name_of())

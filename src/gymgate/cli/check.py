@@ -47,10 +47,10 @@ from gymgate.cli.output import log, print_json
 from gymgate.cli.policies import ask_judges, policy_endpoint, refuse_without_endpoint
 from gymgate.core.config import Routing, RuntimeConfig
 from gymgate.core.errors import ConfigError, GymgateError
-from gymgate.gym.by_name import load_catalog
 from gymgate.gym.catalog.model import AGENT_KIND
 from gymgate.gym.catalog.sandboxes import packaged_providers, sandbox_block
 from gymgate.gym.inside.resolve import provider_in
+from gymgate.gym.runtime import open_catalog
 from gymgate.gym.runtime.sandboxes import why_unusable
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def command(
             raise ConfigError(f"{flag} is for one environment; name exactly one")
     if sandbox is not None:
         # Checked here, because the verdict on each environment would be that it is blocked.
-        _refuse_sandbox(sandbox, load_catalog(gym, progress=log).site)
+        _refuse_sandbox(sandbox, open_catalog(gym, progress=log).site)
     overrides = environment_configs(environments, (), None, settings)[0].overrides if settings else ()
     refuse_without_endpoint(endpoint)
     has_model = endpoint.urls is not None
@@ -346,7 +346,7 @@ def _read_rows(
     from gymgate.quality.record.findings import unclean
     from gymgate.quality.rows_only import read_rows
 
-    catalog = load_catalog(gym, progress=log)
+    catalog = open_catalog(gym, progress=log)
     results = []
     for request in requests:
         found = catalog.find(request.environment, request.config)
@@ -376,7 +376,7 @@ def _refuse_sandbox(sandbox: str, site: Path) -> None:
 
 def _names(gym: RuntimeConfig, kind: str | None, named: Sequence[str], *, everything: bool) -> list[str]:
     """The environments to check, with their kind, so that a name means one environment among records. Paths stay."""
-    catalog = load_catalog(gym, progress=log)
+    catalog = open_catalog(gym, progress=log)
     if not everything:
         found = [(name, catalog.find(name)) for name in named]
         return [name if each.kind == "config" else each.known_as for name, each in found]

@@ -15,9 +15,9 @@ from gymgate.cli.environments import writable_path
 from gymgate.cli.options import DIRECTORY
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError, DataError, OptionError
-from gymgate.gym.by_name import load_catalog
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.inside.resolve import RESOURCES
+from gymgate.gym.runtime import open_catalog
 
 TEMPLATE = resources.files("gymgate") / "template"
 """Laid out as a user's own repository: `gymgate check` runs it as it is."""
@@ -45,7 +45,7 @@ def command(name: str, directory: Path | None) -> None:
     gymgate init warehouse
     gymgate check warehouse
     """
-    refuse_name(name, load_catalog())
+    refuse_name(name, open_catalog())
     root = directory or Path(name)
     target = root / RESOURCES / name
     if directory is None and root.exists():

@@ -268,7 +268,7 @@ def with_oracles(endpoint: ReplayEndpoint, sources: Sequence[RowSource], log: Lo
     Raises `DataError` for a recording that cannot be read.
     """
     from gymgate.gateway.replay.recording import recorded_rows
-    from gymgate.quality.record.oracle import oracle_rollout
+    from gymgate.rollouts.answers import oracle_rollout
 
     recordings = recordings_of(endpoint)
     files = []

@@ -14,9 +14,9 @@ from gymgate.cli.run import CONDUCT_OPTIONS, SHARD_OPTION, conduct, finish, show
 from gymgate.cli.run_spec import environment_of, overridden, runtime_of
 from gymgate.core.config import ReplayEndpoint, RuntimeConfig
 from gymgate.core.errors import ConfigError, DivergedError
-from gymgate.gym.by_name import load_catalog
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.needs import require_needs
+from gymgate.gym.runtime import open_catalog
 from gymgate.results.rescore import Rescoring, StoredRun
 from gymgate.runs.metrics import parse_ks
 from gymgate.runs.plan import WHOLE, parse_shard
@@ -87,7 +87,7 @@ def command(
         spec = _spec(context, run, named, log)
         if spec.stack.here:
             ask_judges(dict(spec.stack.models), 0, log)
-        catalog = load_catalog(spec.stack.runtime, roots=spec.stack.component_roots, progress=log)
+        catalog = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=log)
         found = [catalog.find(each.name, each.config) for each in spec.stack.environments]
         require_needs(spec.stack, found, replayed=True)
         rescoring = Rescoring(
@@ -144,7 +144,7 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
     if not named and not before:
         names = run.environments
         if run.is_gym:
-            catalog = load_catalog(runtime, progress=log)
+            catalog = open_catalog(runtime, progress=log)
             names = sorted({_environment_of(agent, run, catalog) for agent in run.environments})
     return overridden(context, file, names)
 

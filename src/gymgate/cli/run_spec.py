@@ -31,10 +31,11 @@ from gymgate.core.config import (
     StackConfig,
 )
 from gymgate.core.errors import ConfigError, DataError, OptionError
-from gymgate.gym.by_name import load_catalog, replay_of
+from gymgate.gym.by_name import replay_of
 from gymgate.gym.catalog import Catalog, Environment
 from gymgate.gym.needs import require_needs
 from gymgate.gym.rows import RowSource, open_rows, open_sources
+from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row
 from gymgate.runs.pace import Pace, parse_budgets
 from gymgate.runs.plan import RolloutPlan, Shard, parse_seeds
@@ -61,7 +62,7 @@ def spec_of(context: click.Context, endpoint: EndpointOptions, log: Log) -> RunS
     if not names and not _table(file, "stack").get("environments"):
         data = given[RunSpec].get("data", file.get("data"))
         runtime = RuntimeConfig.model_validate(runtime_of(context, file))
-        names = _environments_of_rows(data, load_catalog(runtime, progress=log))
+        names = _environments_of_rows(data, open_catalog(runtime, progress=log))
     if values["seeds"] is not None:
         file = {**file, "seeds": parse_seeds(values["seeds"])}
     return overridden(
@@ -174,7 +175,7 @@ def make_collection(
         log(REPLAYING)
     if stack.here:
         ask_judges(dict(stack.models), spec.wait_for_policy_s or 0, log)
-    catalog = load_catalog(stack.runtime, roots=stack.component_roots, progress=log)
+    catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
     found = [catalog.find(each.name, each.config) for each in stack.environments]
     require_needs(stack, found, replayed=not isinstance(policy, HTTPEndpoint))
     sources = open_sources(spec.data, found, spec.rows)

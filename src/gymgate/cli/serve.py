@@ -61,9 +61,10 @@ def _recording_files(environments: Sequence[str], runtime: RuntimeConfig | None)
     """Paths of the rollouts recorded for environments. Raises `ConfigError` for one that has none."""
     if not environments:
         return []
-    from gymgate.gym.by_name import load_catalog, replay_of
+    from gymgate.gym.by_name import replay_of
+    from gymgate.gym.runtime import open_catalog
 
-    catalog = load_catalog(runtime, progress=log)
+    catalog = open_catalog(runtime, progress=log)
     return list(replay_of([catalog.find(name) for name in environments]).rollouts)
 
 

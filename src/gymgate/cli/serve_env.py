@@ -65,11 +65,11 @@ def command(
     from gymgate.integrations.versions import require
 
     require("openenv")
-    from gymgate.gym.by_name import load_catalog
     from gymgate.gym.rows import open_rows
+    from gymgate.gym.runtime import open_catalog
     from gymgate.integrations.openenv.playable import playable
 
-    packaged = load_catalog(gym, progress=log).find(environment, config_names(config))
+    packaged = open_catalog(gym, progress=log).find(environment, config_names(config))
     played = playable(packaged, packaged.config(config_names(config)), agent)
     rows = open_rows(data or "example", environment=packaged)
     if not len(rows):

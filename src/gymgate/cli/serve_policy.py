@@ -22,8 +22,9 @@ from gymgate.cluster.servers import PolicyServers, Server, gpus_here, sandbox_se
 from gymgate.cluster.slurm_nodes import job_nodes
 from gymgate.cluster.supervisor import ChildProcess, supervise
 from gymgate.core.errors import ConfigError
+from gymgate.core.http_client import LOOPBACK
 from gymgate.core.task_groups import beside
-from gymgate.stack.ports import LOOPBACK, HeldPort
+from gymgate.stack.ports import HeldPort
 
 UNFINISHED = 75
 """Exit code after SIGUSR1 (drain) before there was anything to drain."""

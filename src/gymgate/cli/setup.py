@@ -38,9 +38,9 @@ def command(environments: Sequence[str], gym: RuntimeConfig, python: str | None,
     report = SetupReport()
     with _progress() as progress:
         if environments:
-            from gymgate.gym.by_name import load_catalog
+            from gymgate.gym.runtime import open_catalog
 
-            catalog = load_catalog(config, progress=progress)
+            catalog = open_catalog(config, progress=progress)
             for name in environments:
                 catalog.refuse_unknown(name)
         report.add_runtime(config, progress)
@@ -128,10 +128,10 @@ class SetupReport:
     def add_environments(self, config: RuntimeConfig, names: Sequence[str], progress: Progress) -> None:
         """Install each environment's requirements and its agents' commands; a failure does not affect the others."""
         from gymgate.core.errors import NeedMissingError, SetupError
-        from gymgate.gym.by_name import load_catalog
+        from gymgate.gym.runtime import open_catalog
         from gymgate.gym.runtime.npm import AGENT_COMMANDS, ensure_agent_command
 
-        catalog = load_catalog(config, progress=progress)
+        catalog = open_catalog(config, progress=progress)
         for name, chosen in [(name, catalog.find(name).config(None)) for name in names]:
             # npm installs these agents' commands, so their own installation scripts are no need of the user's.
             scripts = [f"({agent.type}/setup_" for agent in chosen.agents if agent.type in AGENT_COMMANDS]

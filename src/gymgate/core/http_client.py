@@ -149,6 +149,10 @@ def proxy_for(url: URL) -> URL | None:
     return URL(proxy) if proxy and not proxy_bypass(host) else None
 
 
+LOOPBACK = "127.0.0.1"
+"""Where everything listens unless told otherwise."""
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host's name or address is this machine's own."""
     try:

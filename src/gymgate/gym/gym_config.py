@@ -12,9 +12,8 @@ from typing import Any
 
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError, NeedMissingError
-from gymgate.gym.inside import resolve
+from gymgate.core.http_client import LOOPBACK
 from gymgate.gym.inside.resolve import NOWHERE, Node
-from gymgate.stack.ports import LOOPBACK
 
 _NO_VARIABLE = re.compile(r"Environment variable '(?P<name>\w+)' not found")
 
@@ -45,7 +44,6 @@ def parse_order(
         "cache_dir": str(cache_dir),
     }
     return {
-        "parser": str(Path(resolve.__file__)),
         "policy": POLICY,
         "config_paths": [str(path) for path in config_files],
         "sandbox": sandbox,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.core.errors import NeedMissingError
 from gymgate.gym.catalog import Environment
 from gymgate.gym.catalog.needs import refuse_unanswered
 from gymgate.gym.catalog.parse import read_yaml
-from gymgate.gym.catalog.sandboxes import packaged_providers, providers_of, refuse_undefined, sandbox_block
+from gymgate.gym.catalog.sandboxes import packaged_providers, refuse_undefined, sandbox_block
 from gymgate.gym.inside.resolve import provider_in
 from gymgate.gym.runtime import Runtime, find_runtime
 from gymgate.gym.runtime.sandboxes import (
@@ -19,11 +18,7 @@ from gymgate.gym.runtime.sandboxes import (
     provider_requirements,
     undeclared_variables,
     usable_choices,
-    why_unusable,
 )
-
-if TYPE_CHECKING:
-    from gymgate.stack.plan import EnvironmentPlan
 
 TELEMETRY = "telemetry"
 """Block of a config: OpenTelemetry of NeMo Gym's servers."""
@@ -103,16 +98,3 @@ def telemetry_requirements(spec: EnvironmentConfig, files: Iterable[Path], versi
         elif key == TELEMETRY and isinstance(value, Mapping):
             enabled = value.get("enabled", enabled)
     return TELEMETRY_REQUIREMENTS if enabled and version not in WITHOUT_TELEMETRY else ()
-
-
-def require_sandboxes(plan: EnvironmentPlan, site: Path) -> None:
-    """Raise `NeedMissingError` for a sandbox that no config defines, or whose program or daemon is not here. Blocks."""
-    name, packaged = plan.spec.name, packaged_providers(site)
-    if any(reference.provider is None for reference in plan.sandboxes):
-        refuse_undefined(name, plan.sandboxes, usable_choices(packaged))
-    if plan.spec.sandbox is not None and plan.sandboxes:
-        for provider, settings in providers_of(plan.config):
-            if reason := why_unusable(provider, settings, packaged):
-                raise NeedMissingError(
-                    f"environment {name!r}: {reason}", environment=name, need="sandbox", kind="docker"
-                )

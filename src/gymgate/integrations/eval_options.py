@@ -152,9 +152,9 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
 
         Raises `ConfigError`, with similar names, for an unknown environment.
         """
-        from gymgate.gym.by_name import load_catalog
+        from gymgate.gym.runtime import open_catalog
 
-        catalog = load_catalog(self.run_spec().stack.runtime, roots=self.component_roots, progress=progress)
+        catalog = open_catalog(self.run_spec().stack.runtime, self.component_roots, progress=progress)
         return {name: catalog.find(name, self.config) for name in self.environment_names()}
 
 

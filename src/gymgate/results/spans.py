@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gymgate.core import codec
-from gymgate.core.config import POLICY, HTTPEndpoint, JudgeEndpoint
 from gymgate.core.errors import ConfigError, MissingExtraError
 from gymgate.core.extras import install_command
 from gymgate.results.report_data import time_split
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
-
-    from gymgate.stack import Policy
 
 CAPTURE_CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 _ON = ("1", "true", "span_only", "span_and_event")
@@ -129,17 +126,6 @@ class RolloutTracer:
         if rollout.error is not None:
             _fail(span, rollout.error.type, rollout.error.message)
         span.end(_ns(ended))
-
-
-def models_of(policy: Policy, judges: Mapping[str, JudgeEndpoint]) -> dict[str, str]:
-    """Return the names of the models that endpoints are configured with, by model server."""
-    endpoints = {POLICY: policy, **judges}
-    asked = {name: policy if endpoint == "policy" else endpoint for name, endpoint in endpoints.items()}
-    return {
-        name: endpoint.model
-        for name, endpoint in asked.items()
-        if isinstance(endpoint, HTTPEndpoint) and endpoint.model
-    }
 
 
 def _provider_by_environment() -> TracerProvider:

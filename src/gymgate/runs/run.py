@@ -12,7 +12,6 @@ from typing import Any
 
 from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, StackLostError
-from gymgate.results.spans import RolloutTracer, models_of
 from gymgate.rollouts import Rollout
 from gymgate.runs.collector import Collector, Log, OnChange, OnRollout, ignore, set_before_end
 from gymgate.runs.pace import Pace, fitting_concurrency
@@ -22,6 +21,7 @@ from gymgate.runs.progress import RunProgress
 from gymgate.runs.record import CollectedRollout
 from gymgate.runs.settings import extent_of, settings_of
 from gymgate.runs.store import RunDirectory, open_run, run_directories
+from gymgate.runs.tracing import Tracer, models_of
 from gymgate.stack import Policy, Stack, acquire
 
 
@@ -42,7 +42,7 @@ class Collection:
     record_bodies: bool = False
     wait_for_policy_s: float | None = None
     """Seconds that the policy's endpoint has to answer, at the start and after its failures; 0: ask once; `None`: never."""
-    tracer: RolloutTracer | None = None
+    tracer: Tracer | None = None
     """Exports each rollout as it finishes or fails permanently."""
     log: Log = ignore
     progress: RunProgress = field(default_factory=RunProgress)

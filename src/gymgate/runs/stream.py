@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.core.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.gym.by_name import load_catalog
 from gymgate.gym.rows import RowSource, open_sources
-from gymgate.results.spans import RolloutTracer
+from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts.row import make_row
 from gymgate.runs.collector import Log, ignore
 from gymgate.runs.pace import Pace
@@ -20,6 +19,7 @@ from gymgate.runs.record import CollectedRollout, read_values
 from gymgate.runs.run import Collection
 from gymgate.runs.settings import extent_of
 from gymgate.runs.store import ROLLOUTS
+from gymgate.runs.tracing import Tracer
 from gymgate.stack import Policy
 
 
@@ -41,7 +41,7 @@ async def collect(
     wait_for_policy_s: float | None = None,
     include_finished: bool = True,
     runtime: RuntimeConfig | None = None,
-    tracer: RolloutTracer | None = None,
+    tracer: Tracer | None = None,
     progress: Log = ignore,
 ) -> AsyncGenerator[CollectedRollout, None]:
     """Yield the rollouts of rows x seeds x repeats, each as soon as it has finished.
@@ -52,8 +52,8 @@ async def collect(
 
     `rows` is a packaged file's name, a path, `hf:owner/name[:split]` or dicts; `limit` is how many of each source to
     take; `seeds` is a number of them or a list. `wait_for_policy_s` is how long the policy's endpoint may take to
-    answer, at the start and after its failures: 0 asks it once, `None` never. `tracer` exports what is run, failed rollouts
-    included. `progress` gets messages.
+    answer, at the start and after its failures: 0 asks it once, `None` never. `tracer`, e.g. a `RolloutTracer`, gets
+    what is run, failed rollouts included. `progress` gets messages.
 
     To stop early, close the generator: `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
     Raises `ConfigError` for an output that holds a run with other settings or that another process writes, before the
@@ -142,6 +142,6 @@ def _sources(
         only = stack.environments[0].name if len(stack.environments) == 1 else None
         listed = [make_row(dict(row), "rows", number) for number, row in enumerate(rows, 1)]
         return [RowSource(listed, only, limit)], ["rows"]
-    catalog = load_catalog(stack.runtime, roots=stack.component_roots)
+    catalog = open_catalog(stack.runtime, stack.component_roots)
     environments = [catalog.find(each.name, each.config) for each in stack.environments]
     return open_sources(str(rows), environments, limit), [str(rows)]

@@ -39,7 +39,7 @@ from gymgate.gateway.server import Gateway
 from gymgate.gym.catalog.sandboxes import LOCAL, choose_provider, sandbox_block
 from gymgate.gym.gym_config import checked_config, parse_order
 from gymgate.gym.inside.resolve import Node, ServerInstance, provider_in
-from gymgate.gym.needs import TELEMETRY, WITHOUT_TELEMETRY, require_sandboxes
+from gymgate.gym.needs import TELEMETRY, WITHOUT_TELEMETRY
 from gymgate.gym.runtime import Runtime, npm
 from gymgate.gym.runtime.cache import gym_cache
 from gymgate.gym.runtime.command import Progress
@@ -53,7 +53,7 @@ from gymgate.stack.children import Child
 from gymgate.stack.containers import Containers
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.plan import EnvironmentPlan
+from gymgate.stack.plan import EnvironmentPlan, require_sandboxes
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
 from gymgate.stack.workers import worker_name

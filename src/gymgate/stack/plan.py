@@ -16,11 +16,17 @@ from gymgate.core.config import (
     ReplayEndpoint,
     StackConfig,
 )
-from gymgate.core.errors import ConfigError
-from gymgate.core.http_client import url_host
+from gymgate.core.errors import ConfigError, NeedMissingError
+from gymgate.core.http_client import LOOPBACK, url_host
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.gym.catalog.needs import judge_references, policy_servers, refuse_unanswered
-from gymgate.gym.catalog.sandboxes import DOCKER, providers_of, with_labels
+from gymgate.gym.catalog.sandboxes import (
+    DOCKER,
+    packaged_providers,
+    providers_of,
+    refuse_undefined,
+    with_labels,
+)
 from gymgate.gym.inside.resolve import (
     AGENTS,
     MODELS,
@@ -36,8 +42,8 @@ from gymgate.gym.inside.resolve import (
     servers_of,
     walk,
 )
+from gymgate.gym.runtime.sandboxes import usable_choices, why_unusable
 from gymgate.gym.server_code import ServerCode, read_code
-from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.routing import Strategy, refuse_unroutable, strategy_for
 from gymgate.stack.workers import Workers, count_workers
 
@@ -314,3 +320,16 @@ def _judged_by_policy(node: Any) -> Any:
             return {**node, "name": POLICY_AS_JUDGE}
         return {key: _judged_by_policy(child) for key, child in node.items()}
     return [_judged_by_policy(child) for child in node] if isinstance(node, list) else node
+
+
+def require_sandboxes(plan: EnvironmentPlan, site: Path) -> None:
+    """Raise `NeedMissingError` for a sandbox that no config defines, or whose program or daemon is not here. Blocks."""
+    name, packaged = plan.spec.name, packaged_providers(site)
+    if any(reference.provider is None for reference in plan.sandboxes):
+        refuse_undefined(name, plan.sandboxes, usable_choices(packaged))
+    if plan.spec.sandbox is not None and plan.sandboxes:
+        for provider, settings in providers_of(plan.config):
+            if reason := why_unusable(provider, settings, packaged):
+                raise NeedMissingError(
+                    f"environment {name!r}: {reason}", environment=name, need="sandbox", kind="docker"
+                )

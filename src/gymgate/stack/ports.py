@@ -6,7 +6,8 @@ import asyncio
 import socket
 from pathlib import Path
 
-LOOPBACK = "127.0.0.1"
+from gymgate.core.http_client import LOOPBACK
+
 _LISTEN = "0A"
 _REQUEST = b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymgate.core.config import POLICY
 from gymgate.core.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError, described
-from gymgate.core.http_client import MAX_BODY, HTTPClient, HTTPFailure, Request
+from gymgate.core.http_client import LOOPBACK, MAX_BODY, HTTPClient, HTTPFailure, Request
 from gymgate.gateway.handler import DROPPED_KEY
 from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.route import Route
@@ -21,7 +21,6 @@ from gymgate.rollouts import result as results
 from gymgate.rollouts.outcome import asked_policy
 from gymgate.stack.agent_processes import AgentProcess
 from gymgate.stack.environment import RunningEnvironment, ServerSet
-from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.protocol import Reply
 from gymgate.stack.wire import pack_rollout
 

@@ -1,7 +1,6 @@
 """A NeMo Gym config as a tree of values, and how NeMo Gym's own parser resolves it.
 
-The catalog and the stack import this module. NeMo Gym's interpreter loads it by its path and calls `resolve` there, so
-nothing here imports anything of gymgate.
+`gym` and `stack` import this module too; `resolve` is called in NeMo Gym's interpreter.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ import re
 import traceback
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
+
+from .names import gym_module
 
 MODELS, AGENTS = "responses_api_models", "responses_api_agents"
 RESOURCES, RELAYS = "resources_servers", "environment_servers"
@@ -153,7 +154,7 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
     the `policy`'s model server, and the `sandbox` provider to make room for, or `None`. This changes NeMo Gym's globals, so
     call it in a process of its own.
     """
-    gym: Any = importlib.import_module("nemo_gym.global_config")
+    gym: Any = gym_module("global_config")
     OmegaConf: Any = importlib.import_module("omegaconf").OmegaConf
     try:
         paths, initial = list(order["config_paths"]), OmegaConf.create(order["initial"])

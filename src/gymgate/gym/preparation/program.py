@@ -1,4 +1,4 @@
-"""Runs `in_gym` in a NeMo Gym interpreter and reads its events; the directory that it works in."""
+"""Runs `gym.inside.preparation` in a NeMo Gym interpreter and reads its events; the directory that it works in."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any
 from gymgate.core.config import cache_dir
 from gymgate.core.errors import SetupError
 from gymgate.core.files import tail
+from gymgate.gym import inside
 from gymgate.gym.preparation.order import STAGE
 from gymgate.gym.runtime.command import Progress, child
 from gymgate.gym.runtime.held import locked
 from gymgate.gym.runtime.venv import LOCK, writing
 
 Event = dict[str, Any]
-PROGRAM = Path(__file__).parent / "in_gym" / "__main__.py"
+PROGRAM = Path(inside.__file__).parent / "preparation" / "__main__.py"
 LAST_EVENTS = ("done", "help", "lacks", "refused", "failed")
 END_TIMEOUT_S = 10.0
 LOG_LINES = 6

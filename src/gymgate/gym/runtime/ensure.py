@@ -91,9 +91,13 @@ def ensure_runtime(
 
 
 def open_catalog(
-    config: RuntimeConfig, roots: Sequence[str] = (), *, progress: Progress | None = None
+    config: RuntimeConfig | None = None, roots: Sequence[str] = (), *, progress: Progress | None = None
 ) -> Catalog:
-    """Return the catalog of a release. A supported release is installed when the catalog first needs one of its files."""
+    """Return the catalog of a release. A supported release is installed when the catalog first needs one of its files.
+
+    `roots` are directories with servers of your own; `progress` gets a line per step of the installation.
+    """
+    config = config or RuntimeConfig()
     own = [Path(root).expanduser() for root in roots]
     runtime = find_runtime(config)
     if runtime is None and has_scan(config.version):

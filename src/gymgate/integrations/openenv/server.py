@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError, DataError, GymgateError
+from gymgate.core.http_client import LOOPBACK
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.openenv.episode import Episode, GymnasiumEpisode
 from gymgate.integrations.openenv.playable import Playable
@@ -30,7 +31,6 @@ from gymgate.integrations.openenv.tools import tools_of
 from gymgate.rollouts import Row
 from gymgate.rollouts.row import input_items
 from gymgate.stack import Stack, acquire
-from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.workers import workers_of
 
 CLOSE_TIMEOUT_S = 10.0

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.gym.by_name import load_catalog
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.rows import open_rows
+from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row, blend
 from gymgate.rollouts.row import input_items
 
@@ -108,7 +108,7 @@ def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
     """
     if isinstance(files, Mapping):
         named = {str(name): _settings(str(name), source) for name, source in files.items()}
-        catalog = load_catalog(runtime)
+        catalog = open_catalog(runtime)
         sources = [_open_source(catalog, name, **settings) for name, settings in named.items()]
     else:
         names = [files] if isinstance(files, str) else list(files) if isinstance(files, Iterable) else []

@@ -18,9 +18,9 @@ from gymgate.core import codec
 from gymgate.core.config import EnvironmentConfig, StackConfig
 from gymgate.core.errors import ConfigError, DataError, GymgateError, MissingExtraError
 from gymgate.core.extras import install_command
-from gymgate.gym.by_name import load_catalog
 from gymgate.gym.catalog import Environment
 from gymgate.gym.rows import open_rows
+from gymgate.gym.runtime import open_catalog
 from gymgate.integrations.training.rows import WeightedSource, checked_weight, prompt_messages
 from gymgate.rollouts import Row
 
@@ -48,7 +48,7 @@ def open_sources(
 
     Raises `ConfigError` for an environment that `data` leaves out.
     """
-    catalog = load_catalog(config.runtime)
+    catalog = open_catalog(config.runtime)
     configured = {environment.name: environment for environment in config.environments}
     sources = []
     for name, weight in weights.items():

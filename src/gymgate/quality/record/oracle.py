@@ -13,25 +13,19 @@ from typing import Any, NamedTuple
 from gymgate.core import codec
 from gymgate.core.config import POLICY
 from gymgate.gateway.backends.base import PolicyCallable
-from gymgate.gateway.replay.conversation import Item, blocks_of, items_of
+from gymgate.gateway.replay.conversation import blocks_of, items_of
 from gymgate.quality.probe import cohort_size
 from gymgate.quality.record.bench import Bench, Subject, constant_policy, respond, reward_of
 from gymgate.quality.record.sections import Oracle, OracleReason, PhrasingRewards
 from gymgate.quality.recordings import RowData
 from gymgate.rollouts import Rollout
+from gymgate.rollouts.answers import DONE, NESTED_FIELDS, Calls, answer_of, calls_in
 
 ROWS = 10
 AT_ONCE = 8
 TIMEOUT_S = 30.0
 """Seconds for one rollout."""
 MAX_CALLS = 20
-_FIELDS = (
-    "expected_answer", "answer", "ground_truth", "expected_output", "expected_result", "expected_judgement", "expected_answers",
-    "expected_action", "expected_call", "correct_index", "target", "ideal", "outputs",
-)  # fmt: skip
-"""Fields of rows that hold the right answer, most telling first."""
-_INSIDE = ("verifier_metadata", "expected_values")
-"""Objects of a row in which they may be."""
 _PROGRAMS = frozenset({
     "patch", "test_patch", "unit_tests", "tests", "test", "test_cases", "sub_steps", "sql", "gt_sql", "gold_sql",
     "formal_statement", "entry_point", "code_template", "schema_str",
@@ -39,10 +33,6 @@ _PROGRAMS = frozenset({
 """Fields of rows whose answer is a program, a patch or a document that the environment runs or parses."""
 _JUDGED = frozenset({"rubric", "criteria", "baseline_answer", "reference_response", "reference_solution"})
 
-_DONE: Item = {"type": "message", "role": "assistant", "content": "Done."}
-
-Calls = tuple[Item, ...]
-"""The calls of tools that a row lists as its answer."""
 Answer = str | Calls
 
 
@@ -154,46 +144,6 @@ def _suspect(unsolved: Sequence[int], asked: Mapping[int, Sequence[Phrasing]]) -
     return [n for n in unsolved if tuple(asked[n]) in solved] if 2 * len(unsolved) < len(asked) else []
 
 
-class RowAnswer(NamedTuple):
-    """The right answer of a row."""
-
-    field: str
-    """Dotted path of the field that holds it."""
-    value: Any
-
-
-def answer_of(row: RowData) -> RowAnswer | None:
-    """Find the right answer in a row."""
-    for name in ("", *_INSIDE):
-        holder = row if not name else row.get(name)
-        if not isinstance(holder, dict):
-            continue
-        for field in _FIELDS:
-            value = holder.get(field)
-            if isinstance(value, dict) and value.get("type") == "message":
-                value = value.get("content")
-            if value is not None and value != "" and (not isinstance(value, dict) or calls_in(value)):
-                return RowAnswer(f"{name}.{field}".lstrip("."), value)
-    return None
-
-
-def calls_in(value: Any) -> Calls:
-    """The calls of tools that a value lists; empty if it is something else."""
-    calls = value if isinstance(value, list) else [value]
-    if not all(isinstance(call, dict) and "name" in call and "arguments" in call for call in calls):
-        return ()
-    return tuple(
-        {
-            "type": "function_call",
-            "name": call["name"],
-            "arguments": call["arguments"]
-            if isinstance(call["arguments"], str)
-            else codec.dumps(call["arguments"]).decode(),
-        }
-        for call in calls
-    )
-
-
 def forms_of(row: RowData) -> Mapping[str, Answer]:
     """The forms in which a row's answer can be said.
 
@@ -259,19 +209,9 @@ def calling_policy(calls: Calls, *, at_once: bool = False) -> PolicyCallable:
     turns = iter([list(calls)] if at_once else [[call] for call in calls])
 
     async def answer(request: dict[str, Any]) -> dict[str, Any]:
-        return respond(next(turns, [_DONE]), request)
+        return respond(next(turns, [DONE]), request)
 
     return answer
-
-
-def oracle_rollout(row: RowData) -> dict[str, Any] | None:
-    """A rollout as it would be recorded of a policy that makes the calls that the row lists; `None` if it lists none."""
-    answer = answer_of(row)
-    output: list[Item] = []
-    for n, call in enumerate(calls_in(answer.value) if answer else ()):
-        result = {"type": "function_call_output", "call_id": f"oracle_{n}", "output": ""}
-        output += [{**call, "call_id": f"oracle_{n}"}, result]
-    return {**row, "response": {"id": "oracle", "output": [*output, _DONE]}} if output else None
 
 
 class _Runs:
@@ -328,7 +268,7 @@ def _why_unanswered(bench: Bench) -> OracleReason:
 
 
 def _inside(row: RowData) -> Iterator[str]:
-    for name in _INSIDE:
+    for name in NESTED_FIELDS:
         if isinstance(held := row.get(name), dict):
             yield from held
 

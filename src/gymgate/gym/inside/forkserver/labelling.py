@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..names import gym_module
+
 ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
 _ARGUMENT = "gymgate_rollout"
 _POLICY_URL = re.compile(r"/ng-rollout/([0-9a-f]{32})\b")
@@ -28,8 +30,8 @@ def label_containers(labels: Mapping[str, str], name: str) -> None:
     outside of a request do not get that one. The provider's own class is changed, because some servers make one without
     NeMo Gym's registry, and without the settings of their config.
     """
-    Docker: Any = importlib.import_module("nemo_gym.sandbox.providers.docker").DockerProvider
-    correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
+    Docker: Any = gym_module("docker_provider").DockerProvider
+    correlation: Any = gym_module("rollout_correlation")
     if hasattr(Docker, "container_labels"):
         Docker.container_labels = labels
         return
@@ -56,7 +58,8 @@ def label_containers_of_tasks(labels: Mapping[str, str], name: str) -> None:
     """
     RemoteFunction: Any = importlib.import_module("ray.remote_function").RemoteFunction
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+    for module in (__name__, gym_module.__module__):  # workers cannot import them
+        cloudpickle.register_pickle_by_value(sys.modules[module])
     submit, first_use = RemoteFunction._remote, threading.Lock()
 
     def submit_with_rollout(
@@ -73,7 +76,7 @@ def label_containers_of_tasks(labels: Mapping[str, str], name: str) -> None:
 
 
 def _rollout_of(*arguments: Any) -> str | None:
-    correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
+    correlation: Any = gym_module("rollout_correlation")
     if (current := correlation.current_rollout_id()) is not None:
         return str(current)
     url = _POLICY_URL.search(repr(arguments))
@@ -87,7 +90,7 @@ def _in_rollout(function: Callable[..., Any], labels: Mapping[str, str], name: s
         rollout_id = kwargs.pop(_ARGUMENT, None)  # a task that another task starts has none
         try:
             label_containers(labels, name)
-            correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
+            correlation: Any = gym_module("rollout_correlation")
         except ImportError:  # the task has an environment of its own
             return function(*args, **kwargs)
         with correlation.rollout_context(rollout_id):

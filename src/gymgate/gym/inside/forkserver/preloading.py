@@ -10,6 +10,8 @@ import sys
 import types
 from typing import Any
 
+from ..names import gym_module
+
 DEFERRED = ("pandas", "scipy", "wandb", "ray", "mlflow")
 """Packages that NeMo Gym's base modules import for reports and clusters: a second and 150 MB that no server
 needs to answer. A server that imports one itself gets it as usual."""
@@ -79,7 +81,7 @@ def preload() -> None:
     sys.meta_path.insert(0, finder)
     try:
         for name in ("base_resources_server", "base_responses_api_agent", "server_utils", "global_config"):
-            importlib.import_module(f"nemo_gym.{name}")
+            gym_module(name)
         for name in ("uvicorn", "fastapi", "uvloop", "httptools", "runpy"):
             if importlib.util.find_spec(name) is not None:
                 importlib.import_module(name)

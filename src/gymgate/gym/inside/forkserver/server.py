@@ -5,7 +5,7 @@
 Orders come in and events go out on the control socket, one JSON object a line:
 
     {"op": "parse", "id": 1, "log": path, "out": path, "directory": path, "config_paths": [...],
-     "initial": {...}, "overrides": [[dotted key, value], ...], "policy": name, "parser": path}
+     "initial": {...}, "overrides": [[dotted key, value], ...], "policy": name}
     {"op": "serve", "id": 2, "log": path, "directory": path, "entrypoint": "app.py", "instance": name,
      "config": {...}, "ray": false, "commands": directory that precedes PATH,
      "labels": {of Docker containers}, "rollout_label": name of one more}
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
 import json
 import os
 import select
@@ -43,6 +42,7 @@ from ..processes import (
     prctl,
     send_signal,
 )
+from ..resolve import resolve
 from .preloading import preload
 from .serving import ray_head, serve
 
@@ -50,17 +50,7 @@ from .serving import ray_head, serve
 def parse(order: dict[str, Any]) -> None:
     """Write to `out` the config as NeMo Gym's own parser resolves it."""
     os.chdir(order["directory"])  # the config's relative paths start there
-    Path(order["out"]).write_text(json.dumps(_load(order["parser"]).resolve(order)))
-
-
-def _load(path: str) -> Any:
-    """The module at a path, which imports nothing of ours."""
-    spec = importlib.util.spec_from_file_location("gymgate_resolve", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    Path(order["out"]).write_text(json.dumps(resolve(order)))
 
 
 CHILDREN = {"parse": parse, "serve": serve, "ray": ray_head}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..names import gym_module
 from ..processes import descendants
 from .labelling import ROLLOUT_KEY, label_containers, label_containers_of_tasks
 
@@ -20,7 +21,7 @@ def serve(order: dict[str, Any]) -> None:
     """Become a NeMo Gym server; returns when it has shut down."""
     import runpy
 
-    server_utils: Any = importlib.import_module("nemo_gym.server_utils")
+    server_utils: Any = gym_module("server_utils")
     OmegaConf: Any = importlib.import_module("omegaconf").OmegaConf
 
     directory = order["directory"]
@@ -30,7 +31,7 @@ def serve(order: dict[str, Any]) -> None:
     os.environ["NEMO_GYM_CONFIG_PATH"] = order["instance"]
     os.environ["PYTHONPATH"] = directory
     if order["config"].get("telemetry"):  # which NeMo Gym's launcher hands to its servers in variables
-        telemetry: Any = importlib.import_module("nemo_gym.telemetry.setup")
+        telemetry: Any = gym_module("telemetry_setup")
         telemetry.configure_telemetry_env(telemetry.telemetry_config_from_global_config(config))
     if commands := order.get("commands"):
         os.environ["PATH"] = f"{commands}{os.pathsep}{os.environ['PATH']}"

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ..names import gym_module
 from .directories import Directories, sha256_of
 from .events import EndedError, Events, refusal
 from .scripts import candidates, has_option, script_origin
@@ -86,8 +87,8 @@ class Fetcher:
 
     def _download(self, source: RawSource, target: Path) -> tuple[Path, Origin]:
         """Download a file of a dataset repository, or one of its splits, with NeMo Gym's own function."""
-        types: Any = importlib.import_module("nemo_gym.config_types")
-        hub: Any = importlib.import_module("nemo_gym.hf_utils")
+        types: Any = gym_module("config_types")
+        hub: Any = gym_module("hf_utils")
         repository, artifact = source.huggingface["repo_id"], source.huggingface.get("artifact_fpath")
         self.events.step(f"{source.name}: downloading {artifact or 'split ' + source.type} of {repository}")
         unfinished = target.with_name(f".{target.name}.part")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 from pathlib import Path
 from typing import IO, Any
 
+from ..names import gym_module, has_gym_module
 from .directories import Directories
 from .events import Events, refusal
 from .sources import AGENTS, DeclaredData, RawSource
@@ -77,16 +77,16 @@ class RowWriter:
         if path is None:
             raise refusal("ConfigError", f"there is no prompt file {str(named)!r}")
         try:
-            return importlib.import_module("nemo_gym.prompt").load_prompt_config(str(path))
+            return gym_module("prompt").load_prompt_config(str(path))
         except Exception as error:
             problem = f"{named} is no prompt file (user: ..., system: ...): {' '.join(str(error).split())}"
             raise refusal("ConfigError", problem) from error
 
     def _schema(self, source: RawSource) -> Any:
         """NeMo Gym's check of the fields that a verifier reads; `None` if there is none for this server (before 0.7)."""
-        if importlib.util.find_spec("nemo_gym.task_data") is None:
+        if not has_gym_module("task_data"):
             return None
-        module: Any = importlib.import_module("nemo_gym.task_data")
+        module: Any = gym_module("task_data")
         kind, _, type_ = (source.server or self.declared.server_of(self._default)).partition("/")
         directory = module.find_server_dir(type_, base_folder=kind)
         try:
@@ -120,7 +120,7 @@ def ready_row(line: bytes, prompt: Any, *, agent_prompts: bool) -> dict[str, Any
             f"has no responses_create_params.input, and there is no prompt to fill with its fields ({keys}); "
             "give one with --prompt FILE"
         )
-    request: Any = importlib.import_module("nemo_gym.base_resources_server").BaseRunRequest
+    request: Any = gym_module("base_resources_server").BaseRunRequest
     try:
         request.model_validate(row)
     except ValueError as error:
@@ -135,7 +135,7 @@ def _fill(prompt: Any, row: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             "has responses_create_params.input although there is a prompt to fill: remove one of them"
         )
-    module: Any = importlib.import_module("nemo_gym.prompt")
+    module: Any = gym_module("prompt")
     try:
         filled: dict[str, Any] = module.apply_prompt_to_row(row, prompt)
     except (KeyError, IndexError, ValueError) as error:

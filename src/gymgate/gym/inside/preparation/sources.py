@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..names import gym_module
+from ..resolve import resolve
 from .events import refusal
 
 AGENTS, RESOURCES = "responses_api_agents", "resources_servers"
@@ -105,7 +106,7 @@ class DeclaredData:
 
     def _agent_of(self, name: str, kind: str, dataset: dict[str, Any]) -> str:
         """The agent of a dataset that the instance `name` declares, as NeMo Gym finds it."""
-        resolve = getattr(importlib.import_module("nemo_gym.global_config"), "resolve_dataset_agent", None)
+        resolve = getattr(gym_module("global_config"), "resolve_dataset_agent", None)
         if self.order["agent"] is not None or (resolve is None and kind != AGENTS):
             return self.default_agent()
         if resolve is None:
@@ -121,16 +122,11 @@ class DeclaredData:
 
 def parse(order: dict[str, Any]) -> dict[str, Any]:
     """The environment's config, which NeMo Gym's functions then find as their global one, with the hub's token."""
-    spec = importlib.util.spec_from_file_location("gymgate_resolve", order["parse"]["parser"])
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     request = dict(order["parse"])
-    answer: dict[str, Any] = module.resolve(request)
+    answer = resolve(request)
     if missing := answer.get("missing"):
         request["overrides"] = [*request["overrides"], *([key, "unset"] for key in missing)]
-        answer = module.resolve(request)
+        answer = resolve(request)
     if "config" not in answer:
         problem = (
             answer.get("unknown")
