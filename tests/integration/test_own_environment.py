@@ -116,11 +116,8 @@ def test_settings_and_variables_reach_the_server_by_every_command(mine: Path, tm
     settings = ("--set", f"{SERVER}.worth=0.5", "--set", f"@{tmp_path}/over.yaml", "--env-var", "MINE_KEY")
     key = {"MINE_KEY": "k-123"}
     with scripted_chat(lambda _: SAID) as url:
-        done = gymgate("run", mine, "-b", url, "-m", "m", "-o", tmp_path / "run.jsonl", *settings, **key)
-        assert done.returncode == 0, done.stderr
         done = gymgate("run", mine, "-b", url, "-m", "m", "-o", tmp_path / "collected", *settings, **key)
         assert done.returncode == 0, done.stderr
-    assert rewards(tmp_path / "run.jsonl") == [1.0]
     (written,) = [*(tmp_path / "collected").rglob("rollouts*.jsonl")]
     assert rewards(written) == [1.0]
     done = gymgate("check", mine, *settings, **key)

@@ -100,24 +100,10 @@ def test_only_rollouts_whose_judge_failed(tmp_path: Path) -> None:
     with judge("Paris and Rome", fails_at="Rome") as broken, judge("Paris and Rome") as repaired:
         words = ("run", config, "-o", base, *settings, "--bodies", "--judge", f"a_judge=m@{broken}")
         assert "1 x PolicyError" in command(*words, code=1).stderr
-        lines = tmp_path / "lines.jsonl"
-        command("run", config, "-o", lines, *settings[:2], "--judge", f"a_judge=m@{broken}", code=1)
-        for stored, new in ((base, again), (lines, tmp_path / "c")):
-            words = (
-                "rescore",
-                stored,
-                "-o",
-                new,
-                "--judge-failed",
-                "--json",
-                "--judge",
-                f"a_judge=m@{repaired}",
-            )
-            if stored == lines:
-                words += ("--set", settings[1])
-            summary = read_output("rescore", command(*words).stdout)
-            assert (summary["total"], summary["finished"], summary["failed"]) == (1, 1, 0)
-            assert summary["overall"]["mean_reward"] == 1.0
+        words = ("rescore", base, "-o", again, "--judge-failed", "--json", "--judge", f"a_judge=m@{repaired}")
+        summary = read_output("rescore", command(*words).stdout)
+        assert (summary["total"], summary["finished"], summary["failed"]) == (1, 1, 0)
+        assert summary["overall"]["mean_reward"] == 1.0
         nothing = command("rescore", again, "-o", tmp_path / "d", "--judge-failed", code=1)
         assert "no rollout with a failed judge is stored" in nothing.stderr
         whole = tmp_path / "whole"

@@ -42,8 +42,8 @@ def means(done: subprocess.CompletedProcess[str]) -> dict[str, float]:
 
 
 def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> None:
-    output = tmp_path / "new" / "out.jsonl"
-    done = run("example_session_state_mgmt", "-n", "2", "-r", "10", "-c", "5", "-o", str(output))
+    output = tmp_path / "new" / "out"
+    done = run("example_session_state_mgmt", "-n", "2", "-r", "10", "-c", "5", "--bodies", "-o", str(output))
     assert done.returncode == 0, done.stderr
     head, row = done.stdout.splitlines()
     assert head.split()[0] == "environment"
@@ -57,7 +57,7 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
         "replayed",
     ]
     assert re.search("^policy: .*replayed", done.stderr)
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    lines = [json.loads(line) for line in (output / "rollouts.jsonl").read_text().splitlines()]
     assert [line["reward"] for line in lines] == [1.0] * 20
     assert {(line["line"], line["repeat"]) for line in lines} == {
         (line, repeat) for line in (1, 2) for repeat in range(10)
@@ -194,7 +194,7 @@ def test_rows_that_cannot_be_read_or_run_stop_no_others(tmp_path: Path) -> None:
         open_catalog().find("example_session_state_mgmt").data_file().path.read_text().splitlines()
     )
     stray = json.dumps({**json.loads(first), "agent_ref": {"type": "responses_api_agents", "name": "nobody"}})
-    path, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    path, output = tmp_path / "rows.jsonl", tmp_path / "out"
     path.write_text("\n".join([first, "{", stray, second]) + "\n")
     done = run("example_session_state_mgmt", "--data", str(path), "-r", "2", "-c", "1", "-o", str(output))
     assert done.returncode == 1
@@ -203,12 +203,14 @@ def test_rows_that_cannot_be_read_or_run_stop_no_others(tmp_path: Path) -> None:
     assert f"left out: {path}:2: not JSON" in done.stderr
     assert f"2 x DataError: {path}:3: " in done.stderr
     assert "'nobody'" in done.stderr
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [(line["line"], line["status"]) for line in lines] == [
-        *([(1, "completed"), (3, "failed"), (4, "completed")] * 2)
-    ]
-    assert lines[1]["error"]["kind"] == "data"
-    assert lines[1]["source"] == str(path)
+    lines, failures = (
+        [json.loads(line) for line in (output / name).read_text().splitlines()]
+        for name in ("rollouts.jsonl", "failures.jsonl")
+    )
+    assert [(line["line"], line["status"]) for line in lines] == [(1, "completed"), (4, "completed")] * 2
+    assert [(line["line"], line["final"]) for line in failures] == [(3, True)] * 2
+    assert failures[0]["error"]["kind"] == "data"
+    assert failures[0]["source"] == str(path)
 
 
 def test_failures_are_grouped_and_change_the_exit_code() -> None:
@@ -229,7 +231,8 @@ def test_failures_are_grouped_and_change_the_exit_code() -> None:
         (["calendar", "--agent", "no"], "'no'"),
         (["multichallenge"], "multichallenge"),
         (["mcqa", "-m", "x"], "-m "),
-        (["mcqa", "-o", "/proc/no/out.jsonl"], "/proc/no/out.jsonl"),
+        (["mcqa", "-o", "/proc/no/out"], "/proc/no/out"),
+        (["mcqa", "-o", "out.jsonl"], "out.jsonl"),
     ],
 )
 def test_bad_input_is_one_line(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,13 +247,13 @@ def test_bad_input_is_one_line(args: list[str], said: str, capsys: pytest.Captur
 
 def test_rows_without_a_recording_play_the_calls_that_they_list(tmp_path: Path) -> None:
     """Every trainer guide begins with this environment, whose recordings are of other rows."""
-    results = tmp_path / "out.jsonl"
+    results = tmp_path / "out"
     command = [*COMMAND, "workplace_assistant", "-o", str(results)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert "workplace_assistant: no row " in done.stderr
     assert "(oracle)" in done.stderr
-    rollouts = [json.loads(line) for line in results.read_text().splitlines()]
+    rollouts = [json.loads(line) for line in (results / "rollouts.jsonl").read_text().splitlines()]
     assert [each["reward"] for each in rollouts] == [1.0] * 5
 
 
@@ -291,7 +294,7 @@ def all_end(watched: list[int], within_s: float) -> bool:
 
 @pytest.mark.warm(False)  # it looks for the fork server among the processes
 def test_an_interrupt_says_what_was_done_and_stops_everything(tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
+    output = tmp_path / "out"
     with running("-o", str(output)) as (process, watched):
         assert len(watched) >= 4  # daemon, fork server, agent, resources server
         process.send_signal(signal.SIGINT)
@@ -299,7 +302,7 @@ def test_an_interrupt_says_what_was_done_and_stops_everything(tmp_path: Path) ->
         assert process.returncode == 130
         assert err.splitlines()[-1] == "interrupted"
         done = int(out.splitlines()[1].split()[1])
-        assert done == len(output.read_text().splitlines()) > 0
+        assert done == len((output / "rollouts.jsonl").read_text().splitlines()) > 0
         assert all_end(watched, 10)
 
 

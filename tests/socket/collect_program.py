@@ -15,13 +15,13 @@ import sys
 import zlib
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from gymgate.gym.rows import RowSource, open_rows
 from gymgate.rollouts import Rollout, RolloutError
-from gymgate.runs.collector import Collector
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import Identity, PlannedRollout, RolloutPlan
-from gymgate.runs.progress import RunProgress
-from gymgate.runs.store import open_run
+from support.collecting import made_up_run
 
 
 def reward_of(identity: Identity) -> float:
@@ -43,20 +43,15 @@ async def attempt(planned: PlannedRollout) -> Rollout:
 
 async def main(rows: str, output: str, repeats: str, concurrency: str) -> None:
     plan = RolloutPlan([RowSource(open_rows(rows, environment=None), "none")], repeats=int(repeats))
-    progress = RunProgress(total=plan.total())
-    with open_run(Path(output), {"rows": rows}, {}) as directory:
-        progress.resumed = len(directory.done)
-        print("ready", len(directory.done), flush=True)
-        pace = Pace(int(concurrency), budgets={"infrastructure": 1000}, fsync_s=0.05, failures_in_a_row=0)
-        await Collector(
-            plan.rollouts(directory.done), attempt, pace=pace, progress=progress, directory=directory
-        ).run()
+    pace = Pace(int(concurrency), budgets={"infrastructure": 1000}, fsync_s=0.05, failures_in_a_row=0)
+    run = made_up_run(plan, attempt, output=Path(output), pace=pace)
+    await run.run(on_ready=lambda progress: print("ready", progress.resumed, flush=True))
 
 
 if __name__ == "__main__":
-    import gymgate.runs.collector as collector
+    import gymgate.runs.run as run_module
 
-    collector.wait_s = lambda failures: 0.0
+    run_module.wait_s = lambda failures: 0.0
     kilobytes = int((sys.argv[5:] or ["0"])[0])
     asyncio.run(main(*sys.argv[1:5]))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -22,10 +22,11 @@ from gymgate.gym.rows import RowSource
 from gymgate.rollouts import Rollout
 from gymgate.rollouts.row import make_row, row_key
 from gymgate.runs.aggregate import read_runs
+from gymgate.runs.layout import ROLLOUTS, read_run
 from gymgate.runs.plan import RolloutPlan, Shard
 from gymgate.runs.record import CollectedRollout, collected, to_line
 from gymgate.runs.run import Collection
-from gymgate.runs.store import ROLLOUTS, open_run, read_run
+from gymgate.runs.store import open_run
 
 NOWHERE = "http://127.0.0.1:9/v1"
 STACK = StackConfig(environments=("mcqa",))

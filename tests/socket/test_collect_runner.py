@@ -23,21 +23,20 @@ from gymgate.core.errors import DataError, PolicyError, StackLostError
 from gymgate.gym.rows import RowSource
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.row import make_row
-from gymgate.runs import collector as collector_module
-from gymgate.runs.collector import Collector, describe_calls
+from gymgate.runs import run as run_module
+from gymgate.runs.layout import FAILURES, ROLLOUTS
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import PlannedRollout, RolloutPlan
-from gymgate.runs.progress import RunProgress
 from gymgate.runs.record import CollectedRollout, read_values
-from gymgate.runs.run import Collection
-from gymgate.runs.store import FAILURES, ROLLOUTS, RunDirectory, open_run
+from gymgate.runs.run import Collection, describe_calls
+from support.collecting import MadeUpRun, made_up_run
 
 PROGRAM = Path(__file__).with_name("collect_program.py")
 
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector_module, "wait_s", lambda failures: 0.0)
+    monkeypatch.setattr(run_module, "wait_s", lambda failures: 0.0)
 
 
 def plan_of(rows: int, repeats: int = 1) -> RolloutPlan:
@@ -60,27 +59,17 @@ def failed(kind: Any = "infrastructure", *, retryable: bool = True, name: str = 
 @contextmanager
 def collector(
     path: Path, plan: RolloutPlan, run_one: Callable[[PlannedRollout], Awaitable[Rollout]], **pace: Any
-) -> Iterator[tuple[Collector, RunDirectory]]:
-    with open_run(path, {}, {}) as directory:
-        progress = RunProgress(total=plan.total(), resumed=len(directory.done))
-        warnings: list[str] = []
-        made = Collector(
-            plan.rollouts(directory.done),
-            run_one,
-            pace=Pace(**pace),
-            progress=progress,
-            directory=directory,
-            log=warnings.append,
-        )
-        made.warnings = warnings  # type: ignore[attr-defined]
-        yield made, directory
+) -> Iterator[tuple[MadeUpRun, list[str]]]:
+    """A run, and what it logs."""
+    warnings: list[str] = []
+    yield made_up_run(plan, run_one, output=path, pace=Pace(**pace), log=warnings.append), warnings
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [value for _, value in read_values(path)]
 
 
-async def raises(error: type[Exception], reason: str, made: Collector) -> None:
+async def raises(error: type[Exception], reason: str, made: MadeUpRun) -> None:
     with pytest.raises(error, match=reason):
         await made.run()
 
@@ -176,25 +165,16 @@ async def test_a_run_that_goes_on_after_a_lost_stack_runs_nothing_twice(tmp_path
     plan, ran = plan_of(6), Counter[int]()
 
     async def lost_after_three(planned: PlannedRollout) -> Rollout:
-        if ran.total() == 3:
+        if ran.total() == 3 and not lost:
+            lost.append(True)
             raise StackLostError("the daemon is gone")
         ran[planned.row.line] += 1
         return completed(planned)
 
-    async def works(planned: PlannedRollout) -> Rollout:
-        ran[planned.row.line] += 1
-        return completed(planned)
-
-    with collector(tmp_path / "run", plan, lost_after_three, concurrency=1) as (made, directory):
-        await raises(StackLostError, "the daemon is gone", made)
-        again = Collector(
-            plan.rollouts(directory.done),
-            works,
-            pace=Pace(concurrency=1),
-            progress=made.progress,
-            directory=directory,
-        )
-        await again.run()
+    lost: list[bool] = []
+    with collector(tmp_path / "run", plan, lost_after_three, concurrency=1) as (made, _):
+        await made.run()
+    assert lost
     assert ran == Counter(range(1, 7))
 
 
@@ -203,23 +183,18 @@ async def test_a_lost_stack_does_not_give_back_the_retries(tmp_path: Path) -> No
     attempts = Counter[str]()
 
     async def lost_after_two(planned: PlannedRollout) -> Rollout:
-        if attempts["before"] == 2:
+        if attempts["before"] < 2:
+            attempts["before"] += 1
+            return failed("infrastructure")
+        if not attempts["lost"]:
+            attempts["lost"] += 1
             raise StackLostError("the daemon is gone")
-        attempts["before"] += 1
-        return failed("infrastructure")
-
-    async def fails(planned: PlannedRollout) -> Rollout:
         attempts["after"] += 1
         return failed("infrastructure")
 
-    plan = plan_of(1)
-    with collector(tmp_path, plan, lost_after_two) as (made, directory):
-        await raises(StackLostError, "the daemon is gone", made)
-        again = Collector(
-            plan.rollouts(directory.done), fails, pace=Pace(), progress=made.progress, directory=directory
-        )
-        await again.run()
-    assert attempts == {"before": 2, "after": 2}
+    with collector(tmp_path, plan_of(1), lost_after_two) as (made, _):
+        await made.run()
+    assert attempts == {"before": 2, "lost": 1, "after": 2}
     assert [value["final"] for value in lines(tmp_path / FAILURES)] == [False, False, False, True]
 
 
@@ -235,8 +210,7 @@ async def test_a_caller_gets_each_rollout_once(tmp_path: Path) -> None:
         given.append((rollout.task, rollout.status, rollout.attempt))
 
     plan = plan_of(2)
-    work = Collector(plan.rollouts(), run_one, pace=Pace(1), progress=RunProgress(total=2), on_rollout=see)
-    await work.run()
+    await made_up_run(plan, run_one, pace=Pace(1)).run(on_rollout=see)
     assert given == [(0, "failed", 4), (1, "completed", 2)]
 
 
@@ -278,16 +252,8 @@ async def test_a_failure_names_the_environment_of_its_agent(tmp_path: Path) -> N
             return failed("timeout").model_copy(update={"environment": ""})
         raise DataError("no")
 
-    with open_run(tmp_path, {}, {}) as directory:
-        plan = RolloutPlan([RowSource(made_rows, None)])
-        await Collector(
-            plan.rollouts(),
-            run_one,
-            pace=Pace(),
-            progress=RunProgress(total=3),
-            directory=directory,
-            environments={"a": "mcqa", "b": "weather"},
-        ).run()
+    plan = RolloutPlan([RowSource(made_rows, None)])
+    await made_up_run(plan, run_one, output=tmp_path, agents={"a": "mcqa", "b": "weather"}).run()
     found = {value["line"]: value["environment"] for value in lines(tmp_path / FAILURES)}
     assert found == {1: "mcqa", 2: "weather", 3: ""}
 
@@ -312,7 +278,7 @@ async def test_a_stall_is_named(tmp_path: Path) -> None:
         return completed(planned)
 
     with collector(tmp_path, plan_of(5), run_one, stall_s=0.05) as (made, _):
-        found: list[str] = made.warnings  # type: ignore[attr-defined]
+        found: list[str] = []
 
         def warn(message: str) -> None:
             found.append(message)
@@ -322,7 +288,7 @@ async def test_a_stall_is_named(tmp_path: Path) -> None:
             replicas = {"http://a/v1": {"healthy": True}, "http://b/v1": {"healthy": False}}
             return {"calls": {"policy_model": 3}, "replicas": replicas}
 
-        made._log, made._status = warn, status
+        made.log, made.status = warn, status
         await made.run()
     assert " 0 s" in found[0]
     assert "mcqa rows.jsonl:1 (row " in found[0]

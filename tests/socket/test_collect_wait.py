@@ -19,13 +19,12 @@ from gymgate.gateway.backends.ready import wait_until_ready
 from gymgate.gym.rows import RowSource
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.row import make_row
-from gymgate.runs import collector
-from gymgate.runs.collector import Collector
+from gymgate.runs import run as run_module
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import PlannedRollout, RolloutPlan
 from gymgate.runs.policy_wait import PolicyWait
-from gymgate.runs.progress import RunProgress
 from gymgate.runs.run import Collection
+from support.collecting import made_up_run
 from support.upstream import Seen, upstream
 
 PROGRAM = Path(__file__).with_name("replica_program.py")
@@ -111,7 +110,7 @@ async def test_a_rollout_that_is_cancelled_leaves_the_wait_to_the_others(
 
 async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without waiting, the budget of 3 would be spent at once; the server comes back on its old port."""
-    monkeypatch.setattr(collector, "wait_s", lambda failures: 0.0)
+    monkeypatch.setattr(run_module, "wait_s", lambda failures: 0.0)
     process, port = await start(0)
     endpoint = HTTPEndpoint(base_url=f"http://127.0.0.1:{port}/v1", max_retries=0)
     client = HTTPClient()
@@ -131,15 +130,11 @@ async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: p
     rows = [
         make_row({"responses_create_params": {"input": f"{number}"}}, "r", number) for number in range(60)
     ]
-    progress, noticed = RunProgress(total=60), asyncio.Event()
-    wait = PolicyWait(endpoint, 30, lambda line: noticed.set())
-    work = Collector(
-        RolloutPlan([RowSource(rows, "e")]).rollouts(),
-        run_one,
-        pace=Pace(4),
-        progress=progress,
-        after_failure=wait.after,
-    )
+    noticed = asyncio.Event()
+    plan = RolloutPlan([RowSource(rows, "e")])
+    work = made_up_run(plan, run_one, policy=endpoint, pace=Pace(4), wait_for_policy_s=30)
+    work.log = lambda line: noticed.set() if gone.is_set() else None
+    progress = work.progress
     running = asyncio.create_task(work.run())
     await gone.wait()
     process.kill()
@@ -157,19 +152,21 @@ async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: p
 
 
 async def test_draining_ends_the_wait_in_the_middle_of_a_run() -> None:
-    wait = PolicyWait(HTTPEndpoint(base_url=NOWHERE), 1000, lambda line: work.drain())
+    process, port = await start(0)
 
     async def run_one(planned: PlannedRollout) -> Rollout:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
         error = RolloutError(kind="policy", message="x", type="PolicyError", retryable=True)
         return Rollout(id="x", environment="e", agent="a", status="failed", error=error)
 
-    progress = RunProgress(total=3)
-    work = Collector(
-        plan_of(3).rollouts(), run_one, pace=Pace(4), progress=progress, after_failure=wait.after
-    )
+    endpoint = HTTPEndpoint(base_url=f"http://127.0.0.1:{port}/v1", model="m", max_retries=0)
+    work = made_up_run(plan_of(3), run_one, policy=endpoint, pace=Pace(4), wait_for_policy_s=1000)
+    work.log = lambda line: work.drain() if process.returncode is not None else None
+    progress = work.progress
     async with asyncio.timeout(10):
         await work.run()
-    wait.close()
     assert (progress.finished, progress.failed, progress.attempts_failed) == (0, 0, 3)
 
 
@@ -181,7 +178,7 @@ async def test_draining_ends_the_wait_at_the_start(tmp_path: Path) -> None:
     async with asyncio.timeout(10):
         await run.run()
     assert run.draining
-    assert (run.progress.left, run.collector) == (3, None)
+    assert (run.progress.left, run.in_flight) == (3, {})
 
 
 def plan_of(count: int) -> RolloutPlan:

@@ -20,6 +20,7 @@ from gymgate.results import tables
 from gymgate.results.report import write_report
 from gymgate.runs import statistics as st
 from gymgate.runs.aggregate import Runs, read_runs
+from gymgate.runs.attempts import Attempt
 from gymgate.runs.metrics import keep, notes_on_tasks, parse_bounds, summary_rows, task_rows
 from gymgate.runs.tasks import CollectedTasks
 
@@ -520,7 +521,7 @@ def test_each_rollout_has_an_answer_field_of_its_own(tmp_path: Path) -> None:
     for order in (lines, lines[::-1]):
         collected = CollectedTasks()
         for line in order:
-            collected.add(line)
+            collected.add(Attempt.read(line, Path("r"), 1))
         [row] = task_rows(collected)
         found.append({name: value for name, value in row.items() if name.startswith("maj")})
     assert found[0] == found[1]

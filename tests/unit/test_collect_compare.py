@@ -159,16 +159,17 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = made(3, 0.3, rows=30)
     make_run(Path("base"), first)
     make_run(Path("tuned"), second, failed=2)
-    done = CliRunner().invoke(command, ["base", "tuned", "-o", "c.html"])
+    make_run(Path("whole"), second)
+    done = CliRunner().invoke(command, ["base", "whole", "-o", "c.html"])
     assert done.exit_code == 0, done.output
     assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
-    assert "tuned (B)" in done.stdout.splitlines()[0]
+    assert "whole (B)" in done.stdout.splitlines()[0]
     assert "question" in done.stdout
     assert "question" in Path("c.html").read_text()
     again = CliRunner().invoke(command, ["base", "tuned", "--json"])
     document = orjson.loads(again.stdout)
     [row] = document["compared"][0]["environments"]
-    assert row["failed_second"] == 2
+    assert (row["failed_second"], row["left_out"]) == (2, 2)
     assert row["difference"] > 0.1
     assert CliRunner().invoke(command, ["tuned", "base", "--fail-if-worse", "0.1"]).exit_code == 1
     assert CliRunner().invoke(command, ["base", "tuned", "--fail-if-worse", "0"]).exit_code == 0

@@ -16,10 +16,12 @@ from gymgate.cli.progress import state
 from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
 from gymgate.rollouts.row import make_row
 from gymgate.runs.aggregate import read_runs
-from gymgate.runs.costs import Price, TokenUsage, dollars, tokens_of_calls
+from gymgate.runs.attempts import Attempt
+from gymgate.runs.costs import Price, TokenUsage, dollars
 from gymgate.runs.plan import Identity, PlannedRollout
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.record import collected, failure_line, to_line
+from support.collecting import as_collected
 from support.json_output import read_output
 
 PRICES = {"policy_model": Price(1.0, 4.0), "judge": Price(10.0, 10.0)}
@@ -87,10 +89,13 @@ def test_a_judge_has_a_price_only_if_one_is_given(tmp_path: Path) -> None:
 
 
 def test_a_refused_call_costs_nothing_and_a_broken_one_is_unknown() -> None:
-    assert tokens_of_calls([call(), call(None, None, status=429)])["policy_model"] == {
+    def tokens_of_calls(*calls: Any) -> Any:
+        return Attempt.read({**line(0, 0, 1.0), "calls": calls}, Path("r"), 1).tokens
+
+    assert tokens_of_calls(call(), call(None, None, status=429))["policy_model"] == {
         "calls": 1, "input_tokens": 100, "cached_tokens": None, "output_tokens": 10, "reasoning_tokens": None,
     }  # fmt: skip
-    assert tokens_of_calls([call(), call(None, None, status=502)]) == {"policy_model": None}
+    assert tokens_of_calls(call(), call(None, None, status=502)) == {"policy_model": None}
 
 
 def failed(calls: int, usage: Usage | None = None) -> Rollout:
@@ -176,11 +181,11 @@ def test_replayed_answers_have_no_price(command: str, tmp_path: Path) -> None:
 def test_the_progress_shows_the_running_cost() -> None:
     progress = RunProgress(total=9, prices={"policy_model": Price(1000, 0)})
     assert "$" not in state(progress)
-    progress.count_failure(failed(3), final=False)
+    progress.count_failure(as_collected(failed(3)), final=False)
     done = failed(2).model_copy(update={"status": "completed", "error": None, "reward": 1.0})
-    progress.count(done)
+    progress.count(as_collected(done))
     assert "$0.5000" in state(progress), "a failed attempt was paid, too"
-    progress.count_failure(failed(1, Usage()), final=True)
+    progress.count_failure(as_collected(failed(1, Usage()), 1), final=True)
     assert "1 rollout" in state(progress).partition("$0.5000")[2]
     progress.prices = {"judge": Price(1, 1)}
     assert "$" not in state(progress)

@@ -23,13 +23,13 @@ from gymgate.core.config import ReplayEndpoint, RolloutLimits, RuntimeConfig, St
 from gymgate.core.errors import ConfigError
 from gymgate.gym.rows import RowSource, open_rows
 from gymgate.rollouts import Rollout, outcome_of
-from gymgate.runs.collector import Collector
+from gymgate.runs.layout import ROLLOUTS
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import PlannedRollout, RolloutPlan
-from gymgate.runs.progress import RunProgress
 from gymgate.runs.record import CollectedRollout, read_values
 from gymgate.runs.settings import extent_of, settings_of
-from gymgate.runs.store import ROLLOUTS, open_run
+from gymgate.runs.store import open_run
+from support.collecting import made_up_run
 
 EARLIER = Path(__file__).with_name("earlier_run")
 ENVIRONMENT = "example_single_tool_call"
@@ -65,11 +65,10 @@ async def test_it_is_resumed(directory: Path) -> None:
     wanted = plan(repeats=2)
     with open_run(directory / "run", settings(directory), extent_of(wanted)) as run:
         assert (len(run.done), len(run.given_up), run.repaired) == (4, 1, 0)
-        settled = {identity for identity in wanted.identities() if identity in run.done} | run.given_up
-        progress = RunProgress(total=10, resumed=5)
-        await Collector(
-            wanted.rollouts(settled), run_one, pace=Pace(2), progress=progress, directory=run
-        ).run()
+    made = made_up_run(wanted, run_one, output=directory / "run", pace=Pace(2))
+    made.settings = lambda: settings(directory)  # type: ignore[method-assign]
+    await made.run()
+    assert (made.progress.total, made.progress.resumed, made.progress.given_up_before) == (10, 5, 1)
     assert sorted(ran) == [(line, 1) for line in range(1, 6)]
     found = [CollectedRollout.model_validate(value) for _, value in read_values(directory / "run" / ROLLOUTS)]
     assert len({rollout.identity for rollout in found}) == len(found) == 9

@@ -25,6 +25,7 @@ from gymgate.results.report import write_report
 from gymgate.results.report_data import time_split
 from gymgate.rollouts.transcript import Entry, transcript
 from gymgate.runs.aggregate import Runs
+from gymgate.runs.attempts import StoredCall
 
 HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
 RESULT: dict[str, Any] = {
@@ -168,7 +169,7 @@ def _json(value: Any) -> str:
 
 
 def test_what_was_said() -> None:
-    assert transcript({"result": RESULT}) == [
+    assert transcript(RESULT) == [
         Entry("developer", "be brief"),
         Entry("user", "hi"),
         Entry("reasoning", "hm"),
@@ -176,10 +177,10 @@ def test_what_was_said() -> None:
         Entry("output", "seen"),
         Entry("assistant", "so"),
     ]
-    assert transcript({"result": {"responses_create_params": {"input": "hi"}}}) == [Entry("user", "hi")]
-    assert transcript({"result": None}) == []
+    assert transcript({"responses_create_params": {"input": "hi"}}) == [Entry("user", "hi")]
+    assert transcript(None) == []
     other = {"response": {"output": [{"type": "point", "at": 2**70}]}}
-    assert transcript({"result": other}) == [Entry("point", f'{{\n  "at": {2**70}\n}}')]
+    assert transcript(other) == [Entry("point", f'{{\n  "at": {2**70}\n}}')]
 
 
 @pytest.mark.parametrize(
@@ -191,13 +192,11 @@ def test_what_was_said() -> None:
     ],
 )
 def test_an_answer_of_another_form_says_nothing(result: dict[str, Any]) -> None:
-    assert transcript({"result": result}) == []
+    assert transcript(result) == []
 
 
 def test_an_item_of_another_form_is_shown_as_it_is() -> None:
-    assert transcript({"result": {"response": {"output": [{"type": 5, "a": 1}]}}}) == [
-        Entry("5", '{\n  "a": 1\n}')
-    ]
+    assert transcript({"response": {"output": [{"type": 5, "a": 1}]}}) == [Entry("5", '{\n  "a": 1\n}')]
 
 
 def test_a_report_that_is_passed_on_holds_no_key(tmp_path: Path) -> None:
@@ -355,7 +354,7 @@ def test_where_the_time_goes() -> None:
         {"model_server": "policy_model", "started_s": 4.5, "duration_s": 1.5},
         {"model_server": "judge", "started_s": 7.0, "duration_s": 2.0},
     ]
-    split = time_split(10.0, calls)
+    split = time_split(10.0, map(StoredCall.model_validate, calls))
     assert split == {
         "waiting and set-up": 1.0,
         "policy": 4.0,
@@ -364,7 +363,7 @@ def test_where_the_time_goes() -> None:
         "scoring": 1.0,
     }
     assert time_split(3.0, []) == {**dict.fromkeys(split, 0.0), "waiting and set-up": 3.0}
-    late = time_split(2.0, [{"started_s": 1.0, "duration_s": 5.0}])
+    late = time_split(2.0, [StoredCall(started_s=1.0, duration_s=5.0)])
     assert sum(late.values()) == 2.0
 
 

@@ -315,7 +315,8 @@ def test_a_note_on_the_run_and_one_on_its_tasks_are_both_printed(
     directory.mkdir()
     (directory / "run.json").write_bytes(orjson.dumps({"format": 1, "settings": {}, "extent": {}}))
     (directory / "rollouts.jsonl").write_bytes((tmp_path / "r.jsonl").read_bytes())
-    end = RunEnd(read_runs([directory]), interrupted=False, error=None)
+    rescoring.progress.tasks = read_runs([directory])
+    end = RunEnd(interrupted=False, error=None)
     with contextlib.suppress(click.exceptions.Exit):
         finish(rescoring, end, None, ks=None, as_json=False, wide=False, note="1 diverged")
     printed = capsys.readouterr().err

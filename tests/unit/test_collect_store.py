@@ -21,11 +21,13 @@ from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.rows import RowSource
 from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
 from gymgate.rollouts.row import make_row
+from gymgate.runs.attempts import Attempt
+from gymgate.runs.layout import read_run, run_directories
 from gymgate.runs.pace import DEFAULT_BUDGETS, Pace, fitting_concurrency, may_retry, parse_budgets, wait_s
 from gymgate.runs.plan import Identity, RolloutPlan, Shard
-from gymgate.runs.record import CollectedRollout, collected, failure_line, line_identity, read_values, to_line
-from gymgate.runs.run import _Finished, _refuse_other_split
-from gymgate.runs.store import LineLog, differences, open_run, read_run, run_directories
+from gymgate.runs.record import CollectedRollout, collected, failure_line, read_values, to_line
+from gymgate.runs.run import _refuse_other_split
+from gymgate.runs.store import LineLog, differences, open_run
 
 SETTINGS = {"policy": {"model": "a", "sampling": {"temperature": 1.0}}, "sources": ["x"]}
 
@@ -48,7 +50,7 @@ def failed_rollout(kind: Any = "timeout", **fields: Any) -> Rollout:
 def test_a_line_gives_the_rollout_back() -> None:
     kept = collected(job(), rollout(reward=0.5, result={"a": [1]}), 2)
     line = to_line(kept)
-    assert line_identity(line) == job().identity
+    assert read(line).identity == job().identity
     assert CollectedRollout.model_validate_json(line) == kept
 
 
@@ -56,7 +58,7 @@ def test_a_line_gives_the_rollout_back() -> None:
 def test_a_line_names_its_rollout_whatever_its_seed(seed: int | None) -> None:
     planned = job()._replace(identity=Identity("0" * 16, 1, 2, seed))
     kept = collected(planned, rollout(), 0)
-    assert line_identity(to_line(kept)) == planned.identity
+    assert read(to_line(kept)).identity == planned.identity
     assert abs(kept.finished - time.time()) < 600
 
 
@@ -69,9 +71,15 @@ def test_a_line_of_another_version_is_read_too() -> None:
 
 
 def test_an_identity_that_is_not_first_is_found_too() -> None:
-    assert line_identity(b'{"seed": null, "repeat": 1, "row_key": "k"}') == Identity("k", 0, 1, None)
-    with pytest.raises(ValueError, match="row_key"):
-        line_identity(b'{"repeat": 1}')
+    key = "0" * 16
+    assert read(b'{"seed": null, "repeat": 1, "row_key": "%s"}' % key.encode()).identity == (key, 0, 1, None)
+    with pytest.raises(DataError, match="row_key") as raised:
+        read(b'{"repeat": 1}')
+    assert (raised.value.path, raised.value.line) == ("r", 1)
+
+
+def read(line: bytes) -> Attempt:
+    return Attempt.read(orjson.loads(line), Path("r"), 1)
 
 
 @pytest.mark.parametrize("torn", [b'{"row_key":"0', b"\0" * 70_000, b"x" * 200_000])
@@ -109,8 +117,9 @@ def test_a_run_keeps_its_beginning_and_its_retries_are_given_back_if_asked(
     monkeypatch.setattr("gymgate.runs.store.time.time", lambda: began + 1000)
     for again in (False, True):
         with open_run(tmp_path, SETTINGS, {"rows": int(again)}) as run:
-            finished = _Finished(run, rerun_failed=again)
-            assert (identity in finished, bool(run.attempts)) == (not again, not again)
+            if again:
+                run.retry_failed()
+            assert (identity in run, bool(run.attempts)) == (not again, not again)
         assert read_run(tmp_path)["created"] == began
 
 
@@ -276,15 +285,6 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(DataError, match="Permission denied"), open_run(tmp_path, SETTINGS, {}):
         pass
-
-
-def test_a_file_that_is_appended_to_keeps_all_of_its_content(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_bytes(b'{"a": 1}\n{"b": 2}')
-    log = LineLog(path, repair=False)
-    log.append(b"{}\n")
-    log.close()
-    assert path.read_bytes() == b'{"a": 1}\n{"b": 2}\n{}\n'
 
 
 def test_reading_leaves_a_torn_line_out(tmp_path: Path) -> None:

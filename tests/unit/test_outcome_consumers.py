@@ -25,14 +25,15 @@ from gymgate.results.report import write_report
 from gymgate.results.report_data import REWARD, ReportData
 from gymgate.rollouts import Rollout, RolloutError, Segment, outcome_of
 from gymgate.runs.aggregate import Runs, read_runs, read_tasks
+from gymgate.runs.attempts import Attempt
 from gymgate.runs.counts import RolloutCounts
 from gymgate.runs.gym_rollouts import from_gym, to_gym
 from gymgate.runs.metrics import keep, summary_rows, task_rows
 from gymgate.runs.progress import RunProgress
-from gymgate.runs.record import CollectedRollout
 from gymgate.runs.tasks import CollectedTasks
 from gymgate.stack.run_row import run_row
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
+from support.collecting import add, as_collected
 
 ERROR = RolloutError(kind="environment", message="m", type="EnvironmentServerError")
 FIELDS: dict[str, dict[str, Any]] = {
@@ -95,8 +96,8 @@ async def test_one_row_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_live_mean_of_a_collection() -> None:
     progress = RunProgress(total=9)
-    for name in FINISHED:
-        progress.count(made(name))
+    for number, name in enumerate(FINISHED):
+        progress.count(as_collected(made(name), number))
     assert (progress.counts.mean_reward, progress.counts.scored, progress.finished) == (0.75, 2, 4)
     assert progress.counts.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1}
     shown = state(progress)
@@ -128,25 +129,25 @@ def test_messages_that_differ_in_each_rollout_fill_no_memory() -> None:
 def test_failures_in_a_row_end_with_the_first_that_finishes() -> None:
     progress = RunProgress(total=9)
     for final in (True, False, True):
-        progress.count_failure(made("failed"), final=final)
+        progress.count_failure(as_collected(made("failed"), 9), final=final)
     assert (progress.failed, progress.failed_in_a_row, progress.attempts_failed) == (2, 2, 3)
-    progress.count(made("masked"))
+    progress.count(as_collected(made("masked")))
     assert (progress.failed, progress.failed_in_a_row) == (2, 0)
 
 
 def test_the_table_of_run() -> None:
     progress = RunProgress()
-    for name in FINISHED:
-        progress.count(made(name))
-    progress.count_failure(made("failed"), final=True)
-    metrics = progress.environments["e"]
+    for number, name in enumerate(FINISHED):
+        progress.count(as_collected(made(name), number))
+    progress.count_failure(as_collected(made("failed"), 9), final=True)
+    metrics = progress.tasks.counts
     assert (metrics.mean_reward, metrics.scored, metrics.reward_sum) == (0.75, 2, 1.5)
     run: Any = SimpleNamespace(
         progress=progress, replayed=False, directory=None, plan=SimpleNamespace(invalid=())
     )
     tasks = CollectedTasks()
     for number, name in enumerate((*FINISHED, "failed")):
-        tasks.add_rollout(CollectedRollout.model_construct(**made(name).__dict__, row_key="0", repeat=number))
+        add(tasks, as_collected(made(name), number))
     summary = summary_of(run, summary_rows(tasks), (), None, interrupted=False, error=None)
     assert summary.environments["e"] == summary.overall
     assert summary.environments["e"].items() >= {
@@ -168,7 +169,7 @@ def test_a_permanent_failure_counts_alike_in_a_directory_and_without_one(run: Pa
     """A directory keeps it apart from the rollouts that finished."""
     tasks = CollectedTasks()
     for number, name in enumerate(FIELDS):
-        tasks.add_rollout(CollectedRollout.model_construct(**made(name).__dict__, row_key="0", repeat=number))
+        add(tasks, as_collected(made(name), number))
     *finished, failed = (run / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     (run / "rollouts.jsonl").write_bytes(b"".join(finished))
     (run / "failures.jsonl").write_bytes(orjson.dumps({**orjson.loads(failed), "final": True}) + b"\n")
@@ -189,8 +190,8 @@ def test_the_report(run: Path) -> None:
 def test_the_flat_table(run: Path) -> None:
     export_dataset(Runs([run]), run / "flat.jsonl")
     rows = [orjson.loads(line) for line in (run / "flat.jsonl").read_bytes().splitlines()]
-    assert [row["reward"] for row in rows] == [1.0, 0.5, None, None, None]
-    assert [orjson.loads(row["details"])["reward_parts"] for row in rows] == [{}] * 5
+    assert [row["reward"] for row in rows] == [1.0, 0.5, None, None]
+    assert [orjson.loads(row["details"])["reward_parts"] for row in rows] == [{}] * 4
 
 
 def test_verifiers_traces(run: Path) -> None:
@@ -206,21 +207,21 @@ def test_verifiers_traces(run: Path) -> None:
     assert [trace["rewards"] for trace in traces[:2]] == [
         {"reward": {"score": score, "weight": 1.0}} for score in (1.0, 0.5)
     ]
-    assert [trace["rewards"] for trace in traces[2:]] == [{"reward": None}] * 3
-    assert [trace["metrics"]["nemo_gym/unscored"] for trace in traces] == [0.0, 0.0, 1.0, 1.0, 1.0]
-    assert [trace["agent"]["trainable"] for trace in traces] == [True, True, False, False, False]
-    assert [trace["ok"] for trace in traces] == [True] * 4 + [False]
+    assert [trace["rewards"] for trace in traces[2:]] == [{"reward": None}] * 2
+    assert [trace["metrics"]["nemo_gym/unscored"] for trace in traces] == [0.0, 0.0, 1.0, 1.0]
+    assert [trace["agent"]["trainable"] for trace in traces] == [True, True, False, False]
+    assert [trace["ok"] for trace in traces] == [True] * 4
     metrics, tasks = metrics_of(read_episodes(run, WireTrace))
     found, [row] = metrics["e"], summary_rows(tasks)
-    assert (row["mean_reward"], row["scored"], row["failed"]) == (0.75, 2, 1)
+    assert (row["mean_reward"], row["scored"], row["failed"]) == (0.75, 2, 0)
     assert (found.mean_reward, found.scored, found.reward_sum) == (0.75, 2, 1.5)
-    assert found.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1, "failed": 1}
+    assert found.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1}
 
 
 @pytest.mark.parametrize("name", NO_SCORE)
 def test_gyms_own_form_and_back(name: str) -> None:
     """Gym requires a number beside a mask; its profiler leaves those rows out, and so do we."""
-    line = to_gym(made(name).model_dump(mode="json"), {"_ng_task_index": 0, "_ng_rollout_index": 0})
+    line = to_gym(Attempt.of(as_collected(made(name))), {"_ng_task_index": 0, "_ng_rollout_index": 0})
     assert line.get("mask_sample", False) is (name == "masked")
     assert line["reward"] == (0.0 if name == "masked" else None)
     assert outcome_of(from_gym(line, Path("x"), 1)).reward is None

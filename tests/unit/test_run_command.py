@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from gymgate.cli.policies import endpoint_list
 from gymgate.cli.progress import duration, state
 from gymgate.cli.run import command
 from gymgate.core.errors import ConfigError
-from gymgate.rollouts import Outcome, Rollout
+from gymgate.rollouts import Rollout
 from gymgate.runs import progress as progress_module
 from gymgate.runs.progress import RunProgress
+from support.collecting import add, as_collected
 
 
 def test_endpoint_lists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,13 +79,30 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     assert f"-o {tmp_path / 'x'} " in str(done.exception)
 
 
-@pytest.mark.parametrize("output", [(), ("-o", "run.jsonl")])
+@pytest.mark.parametrize("output", ["x.jsonl", "sub/x y.ndjson"])
+def test_a_file_for_a_run_is_refused_with_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    """Before anything starts; rows that are there stay as they are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.jsonl").write_text("{}\n")
+    done = CliRunner().invoke(command, ["mcqa", "-o", output])
+    assert isinstance(done.exception, ConfigError)
+    [line] = str(done.exception).splitlines()
+    directory = shlex.quote(output.rpartition(".")[0])
+    assert f"-o {directory}," in line
+    assert f"gymgate export {directory} --to jsonl -o {shlex.quote(output)}" in line
+    assert "rollouts.jsonl" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
+    assert (tmp_path / "x.jsonl").read_text() == "{}\n"
+
+
 @pytest.mark.parametrize(
     "option",
     [("--shard", "1/2"), ("--retries", "1"), ("--rerun-failed",), ("--bodies",), ("--sync-every", "1")],
 )
-def test_options_of_a_directory_need_one(output: tuple[str, ...], option: tuple[str, ...]) -> None:
-    done = CliRunner().invoke(command, ["mcqa", *output, *option])
+def test_options_of_a_directory_need_one(option: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(command, ["mcqa", *option])
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception).startswith(f"{option[0]} needs ")
     assert str(done.exception).endswith("-o DIR")
@@ -149,19 +168,20 @@ def test_the_line_shows_each_replica(clock: Clock) -> None:
 def test_what_is_left_is_what_nobody_has_done() -> None:
     """Nine of 100 are left: 90 were there, and this process gave one up."""
     progress = RunProgress(total=100, resumed=90)
-    rollout = Rollout(id="x", environment="e", agent="a", status="failed")
+    rollout = as_collected(Rollout(id="x", environment="e", agent="a", status="failed"))
     progress.count_failure(rollout, final=True)
     assert (progress.done, progress.left) == (91, 9)
     assert progress.rate
     assert progress.eta_s == pytest.approx(9 / progress.rate, rel=0.5)
 
 
-def test_a_resumed_run_shows_no_mean_of_its_last_part() -> None:
-    progress = RunProgress(total=10, finished=4)
-    progress.environments["e"].add(Outcome(True, True, True, False, "completed", 1.0))
-    assert state(progress).startswith("mean reward 1.000")
-    progress.resumed = 3
-    assert "mean" not in state(progress)
+def test_a_resumed_run_shows_the_mean_of_the_whole_run() -> None:
+    progress = RunProgress(total=10, resumed=3)
+    for repeat, reward in enumerate((1.0, 0.0)):
+        rollout = Rollout(id="x", environment="e", agent="a", status="completed", reward=reward)
+        add(progress.tasks, as_collected(rollout, repeat))
+    progress.count(as_collected(rollout.model_copy(update={"reward": 0.5}), 2))
+    assert state(progress).startswith("mean reward 0.500")
 
 
 def test_many_replicas_are_a_range(clock: Clock) -> None:

@@ -25,8 +25,8 @@ from gymgate.rollouts import Rollout, RolloutError
 from gymgate.runs.metrics import summary_rows
 from gymgate.runs.plan import RolloutPlan
 from gymgate.runs.progress import RunProgress
-from gymgate.runs.record import CollectedRollout
 from gymgate.runs.tasks import CollectedTasks
+from support.collecting import add, as_collected
 
 
 def test_judges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +97,9 @@ def rollout(environment: str, reward: float | None, error: str | None = None) ->
 
 def count(progress: RunProgress, one: Rollout) -> None:
     if one.error is None:
-        progress.count(one)
+        progress.count(as_collected(one))
     else:
-        progress.count_failure(one, final=True)
+        progress.count_failure(as_collected(one), final=True)
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,9 +118,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         )
     ):
         count(progress, one)
-        tasks.add_rollout(
-            CollectedRollout.model_construct(**one.__dict__, row_key=str(number % 2), repeat=number)
-        )
+        add(tasks, as_collected(one, number, str(number % 2)))
     rows = summary_rows(tasks)
     print_results(rows, replayed=False)
     print_causes(progress.counts.causes)

@@ -80,7 +80,7 @@ def command(
 ) -> None:
     """Print pass@1, pass@k and maj@k of runs, with standard errors.
 
-    RUN is a directory of gymgate run (its shards are merged), a file of gymgate run, or a rollouts.jsonl of NeMo Gym's
+    RUN is a directory of gymgate run (its shards are merged), or a rollouts.jsonl of NeMo Gym's
     collector. Metrics are fractions, not percent; after ± is the standard error over tasks. A narrow terminal gets fewer columns;
     --wide, --json and --summary have them all.
     """

@@ -16,7 +16,8 @@ from gymgate.core.errors import ConfigError
 from gymgate.results.compare import Comparison, compare, write_comparison
 from gymgate.rollouts.transcript import opening
 from gymgate.runs.aggregate import Runs, read_tasks
-from gymgate.runs.tasks import Task, TaskKey, task_key
+from gymgate.runs.attempts import Attempt, TaskKey
+from gymgate.runs.tasks import Task
 
 SHOWN_FLIPS = 5
 SHOWN_ALONE = 3
@@ -86,7 +87,7 @@ def command(
 ) -> None:
     """Compare runs of the same rows, rollout by rollout.
 
-    A and B are directories or files of gymgate run, or a rollouts.jsonl of NeMo Gym's collector. Rollouts of the same row, seed
+    A and B are directories of gymgate run, or a rollouts.jsonl of NeMo Gym's collector. Rollouts of the same row, seed
     and repeat are a pair; pairs in which one failed or has no reward that counts are left out, never counted as 0. After ± is the
     standard error of the difference, clustered by row; p is an exact sign test over rows, for rewards of 0 and 1.
 
@@ -99,9 +100,9 @@ def command(
     base = Runs([first], first_of_overlap=overlap == "first")
     openings: dict[TaskKey, str] = {}
 
-    def see(value: dict[str, Any]) -> None:
-        if (key := task_key(value)) not in openings:
-            openings[key] = opening(value)
+    def see(attempt: Attempt) -> None:
+        if not openings.get(attempt.task_key):
+            openings[attempt.task_key] = opening(attempt.result)
 
     collected = read_tasks(base, see=see)
     worse = False

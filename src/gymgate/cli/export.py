@@ -11,7 +11,7 @@ from gymgate.cli.options import keep_option, overlap_option
 from gymgate.cli.output import log
 from gymgate.core.errors import ConfigError
 from gymgate.results.atif import export_trajectories
-from gymgate.results.export import export_dataset, export_rows
+from gymgate.results.export import export_dataset, export_lines, export_rows
 from gymgate.runs.aggregate import Runs, read_tasks
 from gymgate.runs.gym_rollouts import export_rollouts
 from gymgate.runs.metrics import parse_bounds
@@ -23,10 +23,11 @@ from gymgate.runs.metrics import parse_bounds
     "--to",
     "form",
     required=True,
-    type=click.Choice(["atif", "dataset", "gym", "inspect", "rows", "traces"]),
+    type=click.Choice(["atif", "dataset", "gym", "inspect", "jsonl", "rows", "traces"]),
     help="atif: a directory of trajectories in Harbor's ATIF; dataset: a flat table for dataset libraries (.jsonl or "
     ".parquet); gym: NeMo Gym's rollouts.jsonl, with its materialized inputs next to it; inspect: a log for `inspect view` "
-    "(.eval); rows: the input rows, the next run's input (.jsonl); traces: verifiers' traces.jsonl.",
+    "(.eval); jsonl: gymgate's own records, as in rollouts.jsonl; "
+    "rows: the input rows, the next run's input (.jsonl); traces: verifiers' traces.jsonl.",
 )
 @click.option(
     "-o",
@@ -76,6 +77,8 @@ def command(
 def _export(runs: Runs, form: str, output: Path) -> int:
     if form == "atif":
         return export_trajectories(runs, output)
+    if form == "jsonl":
+        return export_lines(runs, output)
     if form == "dataset":
         return export_dataset(runs, output)
     if form == "gym":

@@ -232,7 +232,7 @@ def replay_files(files: Iterable[str]) -> tuple[str, ...]:
 
     Raises `ConfigError` for what is not there.
     """
-    from gymgate.runs.store import ROLLOUTS, run_directories
+    from gymgate.runs.layout import ROLLOUTS, run_directories
 
     paths: list[str] = []
     for file in files:

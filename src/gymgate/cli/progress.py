@@ -52,17 +52,12 @@ class Lines:
 
 
 def state(progress: RunProgress) -> str:
-    """Mean reward, failures, rate, time left, tokens and cost, as far as they are known.
-
-    A resumed run has no mean here: that of this process's rollouts would not be the run's.
-    """
+    """Mean reward, failures, rate, time left, tokens and cost, as far as they are known: of the whole run, as its table."""
     parts = []
-    counts = progress.counts
-    if (mean := counts.mean_reward) is not None and not progress.resumed:
+    counts = progress.tasks.counts
+    if (mean := counts.mean_reward) is not None:
         parts.append(f"mean reward {mean:.3f}")
-    parts += [f"{count} {name}" for name in reversed(NOT_SCORED[1:]) if (count := counts.outcomes[name])]
-    if progress.failed:
-        parts.append(f"{progress.failed} failed")
+    parts += [f"{count} {name}" for name in reversed(NOT_SCORED) if (count := counts.outcomes[name])]
     if (rate := progress.rate) is not None:
         parts.append(f"{rate:.1f}/s")
     if (eta := progress.eta_s) is not None and progress.left:
@@ -72,8 +67,7 @@ def state(progress: RunProgress) -> str:
     if (usage := progress.priced_usage) is not None:
         unknown = usage.rollouts - usage.counted
         parts.append(
-            f"{dollars(usage.cost)}{' since the resume' if progress.resumed else ''}"
-            f"{f' without {unknown} rollouts of unknown cost' if unknown else ''}"
+            f"{dollars(usage.cost)}{f' without {unknown} rollouts of unknown cost' if unknown else ''}"
         )
     return ", ".join(parts)
 

@@ -30,7 +30,7 @@ def command(
     """Write runs as one HTML file.
 
     The file opens from disk and loads nothing else; it has metrics, charts, failures and conversations. RUN is a directory
-    or a file of gymgate run, or a rollouts.jsonl of NeMo Gym's collector.
+    of gymgate run, or a rollouts.jsonl of NeMo Gym's collector.
     """
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     path = output or first / "report.html"

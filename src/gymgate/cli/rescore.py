@@ -65,7 +65,7 @@ def command(
 ) -> None:
     """Play stored rollouts again, and score them anew. No model is called.
 
-    RUN is a directory or file of gymgate run, or a rollouts.jsonl of NeMo Gym's collector. Each rollout goes through its agent,
+    RUN is a directory of gymgate run, or a rollouts.jsonl of NeMo Gym's collector. Each rollout goes through its agent,
     tools and scoring once more, with the settings of RUN and those given here: another release, config, judge or code. A
     rollout that does not go exactly as recorded is diverged: it has no reward and counts as failed. Judges are asked again, so
     they need their endpoints. Exits as gymgate run.
@@ -106,8 +106,7 @@ def command(
         end = conduct(rescoring, show, budget, log_to=log_to)
     diverged = sum(
         count
-        for metrics in rescoring.progress.environments.values()
-        for cause, count in metrics.causes.items()
+        for cause, count in rescoring.progress.counts.causes.items()
         if cause.startswith(DivergedError.__name__)
     )
     note = f"{diverged} of {rescoring.progress.total} rollouts diverged from what was recorded: they have no reward"

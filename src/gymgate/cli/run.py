@@ -47,19 +47,16 @@ from gymgate.core.config import RayCluster
 from gymgate.core.errors import ConfigError, GymgateError
 from gymgate.results.spans import RolloutTracer
 from gymgate.results.tracking import RunTracking
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.collector import OnRollout
 from gymgate.runs.costs import TokenUsage
 from gymgate.runs.counts import OVERALL
+from gymgate.runs.layout import FAILURES
 from gymgate.runs.metrics import notes_on_tasks, parse_ks, summary_rows
 from gymgate.runs.pace import DEFAULT_BUDGETS, Pace
 from gymgate.runs.plan import WHOLE, parse_shard
 from gymgate.runs.progress import RunProgress
-from gymgate.runs.record import CollectedRollout, to_line
-from gymgate.runs.run import Collection
+from gymgate.runs.run import Collection, OnRollout
 from gymgate.runs.spec import RunSpec
-from gymgate.runs.store import FAILURES, LineLog
-from gymgate.runs.tasks import CollectedTasks
+from gymgate.runs.store import checked_output
 from gymgate.stack.ray_nodes import require_ray
 
 FAILED = 1
@@ -74,7 +71,7 @@ class RunSummary:
     """What `gymgate run --json` prints."""
 
     output: str | None
-    """The directory of the run, or the file that got its rollouts."""
+    """The directory of the run."""
     replayed: bool
     """Whether recorded rollouts answered for the policy."""
     total: int
@@ -186,8 +183,8 @@ CONDUCT_OPTIONS = (
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    metavar="DIR|FILE.jsonl",
-    help="Keep the rollouts: in a directory, where the same command resumes; or append them to a file. [only the table]",
+    metavar="DIR",
+    help="Keep the rollouts in a directory, where the same command resumes. [only the table]",
 )
 @add_options(CONDUCT_OPTIONS)
 @price_option
@@ -226,9 +223,10 @@ def command(
     gymgate run example_session_state_mgmt -r 4
     gymgate run mcqa -o runs/x -r 16 -c 256 -b http://host:8000/v1
     """
-    directory, file = _directory_or_file(output)
-    if directory is None:
+    if output is None:
         _refuse_without_directory(context)
+    else:
+        checked_output(output)
     chosen = parse_ks(ks) if ks else None
     part = parse_shard(shard) if shard is not None else WHOLE
     tracing = RolloutTracer() if otel else contextlib.nullcontext()
@@ -239,13 +237,11 @@ def command(
             return
         if spec.stack.ray is not None:
             require_ray()
-        if file is not None:
-            spec = spec.model_copy(update={"record_bodies": True})
-        if directory is None:
+        if output is None:
             spec = spec.model_copy(update={"pace": spec.pace.model_copy(update={"budgets": {}})})
-        run = make_collection(spec, output=directory, shard=part, rerun_failed=rerun_failed, log=progress_log)
+        run = make_collection(spec, output=output, shard=part, rerun_failed=rerun_failed, log=progress_log)
         run.tracer = tracer
-        end = conduct(run, show, budget, file, log_to=log_to)
+        end = conduct(run, show, budget, log_to=log_to)
     finish(run, end, output, ks=chosen, as_json=as_json, wide=wide)
 
 
@@ -259,39 +255,20 @@ def showing_run() -> Iterator[tuple[Show, Log]]:
 class RunEnd(NamedTuple):
     """How a run ended."""
 
-    tasks: CollectedTasks
     interrupted: bool
     error: GymgateError | None
     """What ended it early."""
 
 
-def conduct(
-    run: Collection, show: Show, budget: float | None, file: Path | None = None, *, log_to: str | None = None
-) -> RunEnd:
-    """Run it to its end, or until it is interrupted or `budget` seconds are over.
-
-    Its rollouts are appended to `file`, and logged with the package `log_to`.
-    """
-    tasks = CollectedTasks()
+def conduct(run: Collection, show: Show, budget: float | None, *, log_to: str | None = None) -> RunEnd:
+    """Run it to its end, or until it is interrupted or `budget` seconds are over; log it with the package `log_to`."""
     tracking = RunTracking(log_to, run) if log_to else None
-    with contextlib.closing(LineLog(file, repair=False)) if file else contextlib.nullcontext() as lines:
 
-        async def add(rollout: CollectedRollout) -> None:
-            if run.directory is None:  # else they are read from there
-                tasks.add_rollout(rollout)
-            if lines is not None:
-                lines.append(to_line(rollout))
-            if tracking is not None:
-                await tracking.add(rollout)
+    async def work() -> None:
+        async with tracking or contextlib.nullcontext():
+            await _run_drainably(run, show, tracking.add if tracking else None, budget)
 
-        async def work() -> None:
-            async with tracking or contextlib.nullcontext():
-                await _run_drainably(run, show, add, budget)
-
-        interrupted, error = run_interruptibly(work())
-    if run.directory is not None and run.progress.total:
-        tasks = read_runs([run.directory])
-    return RunEnd(tasks, interrupted, error)
+    return RunEnd(*run_interruptibly(work()))
 
 
 def finish(
@@ -309,7 +286,8 @@ def finish(
 
     Raises what ended it early, and `Exit` unless every rollout finished.
     """
-    tasks, interrupted, error = end
+    interrupted, error = end
+    tasks = run.progress.tasks
     rows = [
         {**row, "rollouts_per_s": _rate(run.progress, row["environment"])} for row in summary_rows(tasks, ks)
     ]
@@ -334,14 +312,6 @@ def finish(
         log("interrupted")
     if code := _exit_code(run, interrupted=interrupted):
         raise click.exceptions.Exit(code)
-
-
-def _directory_or_file(output: Path | None) -> tuple[Path | None, Path | None]:
-    if output is None or output.suffix == ".jsonl":
-        return None, output
-    if output.exists() and not output.is_dir():
-        raise ConfigError(f"-o {output} is a file; give a directory, or a file that ends in .jsonl")
-    return output, None
 
 
 def _refuse_without_directory(context: click.Context) -> None:
@@ -372,12 +342,13 @@ def _drained_before_the_run(log: Log) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-async def _run_drainably(run: Collection, show: Show, on_rollout: OnRollout, budget: float | None) -> None:
+async def _run_drainably(
+    run: Collection, show: Show, on_rollout: OnRollout | None, budget: float | None
+) -> None:
     """Drain the run at SIGUSR1 and at the end of the budget, in seconds."""
 
     def drain(why: str) -> None:
-        under_way = len(run.collector.in_flight) if run.collector else 0
-        run.log(f"{why}: starting nothing more, {under_way} rollouts are under way")
+        run.log(f"{why}: starting nothing more, {len(run.in_flight)} rollouts are under way")
         run.drain()
 
     loop = asyncio.get_running_loop()
@@ -393,8 +364,8 @@ async def _run_drainably(run: Collection, show: Show, on_rollout: OnRollout, bud
 def _rate(progress: RunProgress, environment: str) -> float | None:
     """Return the rollouts per second of this process."""
     seconds = progress.last_finished - progress.started
-    each = progress.environments
-    count = sum(each[name].rollouts for name in each if environment in (name, OVERALL))
+    counts = progress.by_environment
+    count = sum(counts[name] for name in counts if environment in (name, OVERALL))
     return count / seconds if count and seconds > 0 else None
 
 
@@ -410,7 +381,7 @@ def summary_of(
     """Return a run's end as `--json` prints it; `rows` and `usage` are those of its tables."""
     progress = run.progress
     return RunSummary(
-        output=str(run.directory or output) if output else None,
+        output=str(run.directory) if run.directory else None,
         replayed=run.replayed,
         total=progress.total,
         resumed=progress.resumed,
@@ -432,9 +403,6 @@ def summary_of(
 def _log_output(run: Collection, output: Path, base: Path | None) -> None:
     """Log where the rollouts are and what to do next."""
     progress = run.progress
-    if run.directory is None:
-        log(f"results: {output}")
-        return
     left = f", {progress.left} left" if progress.left else ""
     log(f"{run.directory}: {progress.done} of {progress.total} rollouts{left}")
     if progress.attempts_failed:

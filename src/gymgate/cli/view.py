@@ -31,7 +31,7 @@ SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 def command(run: Path, tasks: int, per_task: int, port: int, no_browser: bool) -> None:
     """Show the report of a run in the browser while it grows.
 
-    RUN is a directory of gymgate run, also one with shards or before its first rollout, a file of gymgate run, or a
+    RUN is a directory of gymgate run, also one with shards or before its first rollout, or a
     rollouts.jsonl of NeMo Gym's collector. New rollouts appear within seconds. Prints the URL, which only this machine
     reaches, and runs until it is interrupted.
     """

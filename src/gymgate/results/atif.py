@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import mimetypes
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -49,8 +50,8 @@ def export_trajectories(runs: Runs, output: Path) -> int:
         "model_name": (runs.policy or {}).get("model"),
     }
     with filling(output) as directory, (directory / MANIFEST).open("wb") as manifest:
-        for value in _all(runs):
-            rollout, numbers = _rollout(value), numbering.of(value)
+        for attempt in itertools.chain(runs.rollouts(), runs.failures()):
+            rollout, numbers = attempt.rollout(), numbering.of(attempt)
             trajectory = trajectory_of(rollout, agent, _row(rows, rollout))
             written = codec.dumps(trajectory) + b"\n"
             path = directory / f"{numbers[TASK]}-{numbers[ROLLOUT]}.json"
@@ -60,18 +61,6 @@ def export_trajectories(runs: Runs, output: Path) -> int:
                 manifest.write(codec.dumps(entry | numbers) + b"\n")
             count += 1
     return count
-
-
-def _all(runs: Runs) -> Iterator[dict[str, Any]]:
-    yield from runs.rollouts()
-    yield from runs.failures()
-
-
-def _rollout(value: Mapping[str, Any]) -> CollectedRollout:
-    """Return a line of a run, or of its failures, which say less."""
-    identity = "-".join(str(value.get(name) or 0) for name in ("row_key", "occurrence", "repeat", "seed"))
-    told = {"id": identity, "status": "failed", "timing": {"total_s": value.get("seconds") or 0.0}}
-    return CollectedRollout.model_validate({**told, **value})
 
 
 def _row(rows: RowReader, rollout: CollectedRollout) -> dict[str, Any]:

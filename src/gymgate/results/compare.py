@@ -11,8 +11,9 @@ from gymgate.core.errors import DataError
 from gymgate.results.page import Part, conversation, table, write_page
 from gymgate.runs import statistics as st
 from gymgate.runs.aggregate import Runs
+from gymgate.runs.attempts import Order, TaskKey
 from gymgate.runs.counts import OVERALL
-from gymgate.runs.tasks import CollectedTasks, Task, TaskKey, task_key
+from gymgate.runs.tasks import CollectedTasks, Task
 
 
 class Flip(NamedTuple):
@@ -45,7 +46,8 @@ class _Pairs(NamedTuple):
 
 
 def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
-    """Compare two runs by the rollouts whose rewards count in both. Raises `DataError` if no row is in both.
+    """Compare two runs by the rollouts whose rewards count in both. Raises `DataError` if no row, or no seed and
+    repeat of one, is in both.
 
     A row of the result has `pairs`, the mean reward of either run over them (`first`, `second`), their `difference` with
     its standard error, clustered by row (`difference_se`), the pairs in which the second run's reward is higher (`better`)
@@ -56,6 +58,8 @@ def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
     if not common:
         raise DataError("no row is in both runs: they are compared by the rows' content")
     paired = [_paired(task, second.tasks[task.key]) for task in common]
+    if not any(pairs.rewards or pairs.left_out for pairs in paired):
+        raise DataError("no rollout is in both runs: those of the rows in both have other seeds or repeats")
     environments = sorted({task.environment for task in (*first.tasks.values(), *second.tasks.values())})
     rows = [_row(name, paired, first, second) for name in environments]
     if len(environments) > 1:
@@ -93,9 +97,9 @@ def write_comparison(
     shown = {flip.task.key: flip for flip in compared.flips[:tasks]}
     rollouts: dict[TaskKey, list[Part]] = {key: [] for key in shown}
     for run, label in zip(runs, names, strict=True):
-        for value in run.rollouts():
-            if (key := task_key(value)) in rollouts:
-                rollouts[key].append(conversation(value, label))
+        for attempt in run.rollouts():
+            if attempt.task_key in rollouts:
+                rollouts[attempt.task_key].append(conversation(attempt, label))
     write_page(output, f"{names[1]} compared with {names[0]}", _parts(compared, shown, rollouts))
 
 
@@ -112,14 +116,16 @@ def _parts(
 
 
 def _paired(first: Task, second: Task) -> _Pairs:
-    others = {score.order: score.outcome for score in second.scores}
-    pairs = [(score.outcome, others[score.order]) for score in first.scores if score.order in others]
-    rewards = [
-        (a.reward, b.reward)
-        for a, b in pairs
-        if a.counted and b.counted and a.reward is not None and b.reward is not None
-    ]
+    here, there = _rewards(first), _rewards(second)
+    pairs = [(here[order], there[order]) for order in here if order in there]
+    rewards = [(a, b) for a, b in pairs if a is not None and b is not None]
     return _Pairs(first, rewards, len(pairs) - len(rewards))
+
+
+def _rewards(task: Task) -> dict[Order, float | None]:
+    """Return the rewards that count by seed and repeat, with `None` for rollouts without one."""
+    finished = {score.order: score.outcome.reward for score in task.scores}
+    return finished | dict.fromkeys(task.failures)
 
 
 def _difference(rewards: Sequence[tuple[float, float]]) -> float:

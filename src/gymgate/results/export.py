@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from gymgate.core import codec
 from gymgate.results.tables import checked_table, write_table
-from gymgate.rollouts import outcome_of
 from gymgate.rollouts.transcript import transcript
 from gymgate.runs.aggregate import Runs
+from gymgate.runs.attempts import Attempt
 from gymgate.runs.gym_rollouts import agent_ref
 from gymgate.runs.metrics import keep
 from gymgate.runs.rows import RowReader
-from gymgate.runs.tasks import CollectedTasks, Task, calls_and_tokens
+from gymgate.runs.tasks import CollectedTasks, Task
 
 
 def export_dataset(runs: Runs, output: Path) -> int:
@@ -28,7 +27,7 @@ def export_dataset(runs: Runs, output: Path) -> int:
     cannot be written.
     """
     checked_table(output, (".jsonl", ".parquet"))
-    return write_table(output, (_flat(value) for value in runs.rollouts()), _schema)
+    return write_table(output, map(_flat, runs.rollouts()), _schema)
 
 
 def export_rows(
@@ -54,25 +53,33 @@ def export_rows(
     return write_table(output, map(row_of, tasks))
 
 
-def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
-    outcome = outcome_of(value)
-    parts = (value.get("reward_parts") or {}) if outcome.counted else {}
-    details = {"reward_parts": parts, "metrics": value.get("metrics") or {}}
-    calls, tokens = calls_and_tokens(value)
+def export_lines(runs: Runs, output: Path) -> int:
+    """Write the record of every finished rollout, a line each; how many.
+
+    Raises `ConfigError` for another ending than .jsonl and for rollouts that are in two runs, `DataError` if the file cannot be
+    written.
+    """
+    checked_table(output, (".jsonl",))
+    return write_table(output, (attempt.record for attempt in runs.rollouts()))
+
+
+def _flat(attempt: Attempt) -> dict[str, Any]:
+    parts = (attempt.reward_parts or {}) if attempt.outcome.counted else {}
+    details = {"reward_parts": parts, "metrics": attempt.metrics or {}}
     return {
-        "environment": value.get("environment"),
-        "agent": value.get("agent"),
-        "row_key": value["row_key"],
-        "occurrence": value.get("occurrence", 0),
-        "repeat": value.get("repeat", 0),
-        "seed": value.get("seed"),
-        "status": value.get("status"),
-        "reward": outcome.reward,
-        "messages": [{"role": role, "content": text} for role, text in transcript(value)],
+        "environment": attempt.environment,
+        "agent": attempt.agent,
+        "row_key": attempt.row_key,
+        "occurrence": attempt.occurrence,
+        "repeat": attempt.repeat,
+        "seed": attempt.seed,
+        "status": attempt.status,
+        "reward": attempt.outcome.reward,
+        "messages": [{"role": role, "content": text} for role, text in transcript(attempt.result)],
         "details": codec.dumps(details).decode(),
-        "calls": calls,
-        "output_tokens": tokens,
-        "seconds": (value.get("timing") or {}).get("total_s"),
+        "calls": attempt.call_count,
+        "output_tokens": attempt.output_tokens,
+        "seconds": attempt.seconds,
     }
 
 

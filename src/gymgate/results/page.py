@@ -26,8 +26,8 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.core.files import replacing
 from gymgate.results.tables import columns_of
-from gymgate.rollouts import outcome_of
 from gymgate.rollouts.transcript import cut, transcript
+from gymgate.runs.attempts import Attempt
 
 LONGEST_TEXT = 6000
 BINS = 20
@@ -109,12 +109,11 @@ def curve(title: str, values: Iterable[Sequence[float]]) -> Part:
     return {"curve": {"title": title, "points": points}}
 
 
-def conversation(value: Mapping[str, Any], label: str) -> Part:
+def conversation(attempt: Attempt, label: str) -> Part:
     """A rollout with what was said; it belongs to the task before it."""
-    outcome = outcome_of(value)
-    turns = [[entry.role, cut(entry.text, LONGEST_TEXT)] for entry in transcript(value)]
-    if error := value.get("error"):
-        turns.append(["error", cut(f"{error.get('type')}: {error.get('message')}", LONGEST_TEXT)])
-    numbers = {**(value.get("reward_parts") or {}), **(value.get("metrics") or {})}
+    turns = [[entry.role, cut(entry.text, LONGEST_TEXT)] for entry in transcript(attempt.result)]
+    if error := attempt.error:
+        turns.append(["error", cut(f"{error.type}: {error.message}", LONGEST_TEXT)])
+    outcome, numbers = attempt.outcome, {**(attempt.reward_parts or {}), **(attempt.metrics or {})}
     shown = {"label": label, "outcome": outcome.reason, "reward": outcome.reward, "numbers": numbers}
     return {"rollout": {**shown, "turns": turns}}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from gymgate.core.config import POLICY
 from gymgate.results.page import Part, conversation
-from gymgate.rollouts import outcome_of
 from gymgate.rollouts.transcript import opening
-from gymgate.runs.tasks import TaskKey, calls_and_tokens, task_key
+from gymgate.runs.attempts import Attempt, StoredError, TaskKey
+from gymgate.runs.costs import Call
 
 TIMES = ("waiting and set-up", "policy", "tools and agent", "judges", "scoring")
 REWARD, CALLS, TOKENS, SECONDS = (
@@ -45,50 +44,48 @@ class ReportData:
     messages: dict[tuple[str, str], str] = field(default_factory=dict)
     """The first message of each."""
 
-    def add(self, value: dict[str, Any]) -> None:
-        """Add a rollout that finished or, after all of those, the last failure (`final`) of one that did not."""
-        name = task_key(value)
+    def add(self, attempt: Attempt) -> None:
+        """Add a rollout that finished or, after all of those, one that failed permanently."""
+        name = attempt.task_key
         if name in self.shown or len(self.shown) < self.tasks:
             values = self.shown.setdefault(name, [])
-            if len(values) < self.per_task * (2 if "final" in value else 1):
-                label = _label(value)
-                values.append({**conversation(value, label), "key": f"{'/'.join(map(str, name))} {label}"})
-        if "final" in value:
+            if len(values) < self.per_task * (2 if attempt.has_failed else 1):
+                seed = "" if attempt.seed is None else f" seed {attempt.seed}"
+                label = f"repeat {attempt.repeat}{seed}"
+                values.append({**conversation(attempt, label), "key": f"{'/'.join(map(str, name))} {label}"})
+        if attempt.has_failed:
             return
-        if name not in self.openings:
-            self.openings[name] = opening(value)
-        if (reward := outcome_of(value).reward) is not None:
-            self.charts[REWARD].append(reward)
-        calls, tokens = calls_and_tokens(value)
-        self.charts[CALLS].append(calls)
-        self.charts[TOKENS].append(tokens)
-        if (total := float((value.get("timing") or {}).get("total_s") or 0.0)) > 0:
-            self.charts[SECONDS].append(total)
-            for part, seconds in time_split(total, value.get("calls") or ()).items():
+        if not self.openings.get(name):
+            self.openings[name] = opening(attempt.result)
+        figures = {
+            REWARD: attempt.outcome.reward,
+            CALLS: attempt.call_count,
+            TOKENS: attempt.output_tokens,
+            SECONDS: attempt.seconds or None,
+        }
+        for title, figure in figures.items():
+            if figure is not None:
+                self.charts[title].append(figure)
+        if attempt.seconds and attempt.calls is not None:
+            for part, seconds in time_split(attempt.seconds, attempt.calls).items():
                 self.times[part] += seconds
 
-    def add_failure(self, attempt: Mapping[str, Any]) -> None:
+    def add_failure(self, attempt: Attempt) -> None:
         """Add a failed attempt."""
-        error = attempt.get("error") or {}
-        kind = (str(error.get("kind")), str(error.get("type")))
-        self.failures[kind] += 1
-        self.messages.setdefault(kind, str(error.get("message")))
+        error = attempt.error or StoredError()
+        self.failures[error.kind, error.type] += 1
+        self.messages.setdefault((error.kind, error.type), error.message)
 
 
-def _label(value: Mapping[str, Any]) -> str:
-    seed = "" if value.get("seed") is None else f" seed {value['seed']}"
-    return f"repeat {value.get('repeat')}{seed}"
-
-
-def time_split(total_s: float, calls: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def time_split(total_s: float, calls: Iterable[Call]) -> dict[str, float]:
     """Divide a rollout's seconds by what they were spent on; where calls overlap, the earlier one counts."""
     split = dict.fromkeys(TIMES, 0.0)
     reached, between = 0.0, "waiting and set-up"
-    for call in sorted(calls, key=lambda call: float(call.get("started_s") or 0.0)):
-        start = min(float(call.get("started_s") or 0.0), total_s)
-        end = min(start + float(call.get("duration_s") or 0.0), total_s)
+    for call in sorted(calls, key=lambda call: call.started_s):
+        start = min(call.started_s, total_s)
+        end = min(start + call.duration_s, total_s)
         split[between] += max(0.0, start - reached)
-        kind = "policy" if call.get("model_server") == POLICY else "judges"
+        kind = "policy" if call.model_server == POLICY else "judges"
         split[kind] += max(0.0, end - max(start, reached))
         reached, between = max(reached, end), "tools and agent"
     split["scoring" if between != "waiting and set-up" else between] += max(0.0, total_s - reached)

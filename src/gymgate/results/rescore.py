@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gymgate.core.config import POLICY, ReplayEndpoint
+from gymgate.core.config import ReplayEndpoint
 from gymgate.core.errors import ConfigError, DataError, DivergedError
 from gymgate.gateway.replay.recording import recorded_rollout
 from gymgate.gym.rows import RowSource
 from gymgate.rollouts import Rollout, Row
 from gymgate.rollouts.result import judge_failed, rollout_error
-from gymgate.runs.gym_rollouts import failures_beside, inputs_beside, stored_lines
+from gymgate.runs.attempts import Attempt
+from gymgate.runs.gym_rollouts import TASK, failures_beside, inputs_beside, stored_attempts
+from gymgate.runs.layout import FAILURES, ROLLOUTS, RUN, read_run, run_directories
 from gymgate.runs.plan import WHOLE, Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
-from gymgate.runs.record import LineReader, identity_of, line_error, read_values
+from gymgate.runs.record import LineReader, read_values
 from gymgate.runs.rows import RowReader
 from gymgate.runs.run import Collection
 from gymgate.runs.settings import differences
-from gymgate.runs.store import FAILURES, ROLLOUTS, RUN, read_run, run_directories
 from gymgate.stack import Stack
 
 _NOT_RECORDED = 422
@@ -52,7 +53,7 @@ class StoredRun:
     """The rollouts of a run, or of a file of rollouts, that can be played again."""
 
     def __init__(self, path: Path, *, judge_failed_only: bool = False) -> None:
-        """Read a directory of `gymgate run` (shards included), a file of its `-o FILE.jsonl`, or one of NeMo Gym's collector.
+        """Read a directory of `gymgate run` (shards included), or a rollouts.jsonl of its or of NeMo Gym's collector.
 
         Raises `DataError` for another path, for a malformed line, and if there is nothing to play.
         """
@@ -81,11 +82,8 @@ class StoredRun:
             self._read_settings(directories)
             files = [directory / name for directory in directories for name in (ROLLOUTS, FAILURES)]
         for file in files:
-            for position, (line, value) in enumerate(stored_lines(LineReader(file))):
-                try:
-                    self._add(file, position, value)
-                except (ValueError, KeyError, TypeError) as error:
-                    raise line_error(file, line, error) from error
+            for position, attempt in enumerate(stored_attempts(LineReader(file))):
+                self._add(file, position, attempt)
         self._refuse_empty()
 
     @property
@@ -117,30 +115,24 @@ class StoredRun:
                     f"{directories[0]} and {directory} have other settings ({'; '.join(changed)}); rescore them separately"
                 )
 
-    def _add(self, file: Path, position: int, value: Mapping[str, Any]) -> None:
-        identity, agent = identity_of(value), str(value.get("agent", ""))
-        if value.get("error") is None:
+    def _add(self, file: Path, position: int, attempt: Attempt) -> None:
+        identity = attempt.identity
+        if attempt.error is None:
             if not self._finished.add(identity):
                 self.twice += 1
                 return
             self.rollouts.pop(identity, None)
         elif identity in self._finished:
             return
-        if self.judge_failed_only and not _judge_failed(value):
+        if self.judge_failed_only and not _judge_failed(attempt):
             return
-        if not _can_be_played(value):
-            self.silent += value.get("final", True)
+        if not _can_be_played(attempt):
+            self.silent += attempt.final
             return
-        stored = StoredRollout(str(file), position, str(value.get("environment", "")), agent)
-        self.is_gym |= value.get("source") == str(file)
+        stored = StoredRollout(str(file), position, attempt.environment, attempt.agent)
+        self.is_gym |= attempt.source == str(file)
         self.rollouts[identity] = stored
-        row = StoredRow(
-            int(value.get("task", 0)),
-            str(value.get("source", "")),
-            int(value.get("line", 0)),
-            agent,
-            stored,
-        )
+        row = StoredRow(attempt.task, attempt.source, attempt.line, attempt.agent, stored)
         self.rows.setdefault((identity.row_key, identity.occurrence), row)
 
     def _refuse_empty(self) -> None:
@@ -260,39 +252,37 @@ def _divergence(rollout: Rollout) -> str | None:
     return None
 
 
-def _judge_failed(value: Mapping[str, Any]) -> bool:
+def _judge_failed(attempt: Attempt) -> bool:
     """Whether a stored rollout failed because a judge did: its error is an endpoint's, and not that of the policy."""
-    if judge_failed(value.get("result") or {}):
+    if judge_failed(attempt.result or {}):
         return True
-    error = value.get("error") or {}
+    error = attempt.error
     return (
-        error.get("kind") == "policy"
-        and error.get("type") != DivergedError.__name__
-        and _policy_answered(value)
+        error is not None
+        and error.kind == "policy"
+        and error.type != DivergedError.__name__
+        and _policy_answered(attempt)
     )
 
 
-def _can_be_played(value: Mapping[str, Any]) -> bool:
+def _can_be_played(attempt: Attempt) -> bool:
     """Whether what the policy said is stored, up to the rollout's end."""
-    response = (value.get("result") or {}).get("response")
+    response = (attempt.result or {}).get("response")
     said = isinstance(response, Mapping) and bool(response.get("output"))
-    said |= any(call.get("request") for call in _policy_calls(value))
-    return said and (value.get("error") is None or not _policy_calls(value) or _policy_answered(value))
+    said |= any(call.request for call in attempt.policy_calls or ())
+    return said and (attempt.error is None or not attempt.policy_calls or _policy_answered(attempt))
 
 
-def _policy_answered(value: Mapping[str, Any]) -> bool:
-    calls = _policy_calls(value)
-    return bool(calls) and calls[-1].get("status_code") == 200
-
-
-def _policy_calls(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [call for call in value.get("calls") or () if call.get("model_server", POLICY) == POLICY]
+def _policy_answered(attempt: Attempt) -> bool:
+    calls = attempt.policy_calls or ()
+    return bool(calls) and calls[-1].status_code == 200
 
 
 def _materialized(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """Return the rows that NeMo Gym's collector wrote beside its rollouts, by agent and task number."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for _, row in read_values(inputs_beside(path)):
-        agent = str((row.get("agent_ref") or {}).get("name") or "")
-        found.setdefault((agent, int(row.get("_ng_task_index", -1))), row)
+        reference, task = row.get("agent_ref"), row.get(TASK)
+        agent = str(reference.get("name") or "") if isinstance(reference, Mapping) else ""
+        found.setdefault((agent, task if isinstance(task, int) else -1), row)
     return found

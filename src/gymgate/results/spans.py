@@ -176,8 +176,7 @@ def _incoming() -> Context | None:
 
 def _attributes(rollout: Rollout) -> dict[str, Any]:
     """Return the attributes of a rollout's span. Only what was measured has one."""
-    calls = [call.model_dump(include={"model_server", "started_s", "duration_s"}) for call in rollout.calls]
-    split = time_split(rollout.timing.total_s, calls)
+    split = time_split(rollout.timing.total_s, rollout.calls)
     place = {f"gymgate.{name}": getattr(rollout, field, None) for name, field in _PLACE.items()}
     return {
         "gen_ai.operation.name": "invoke_agent",

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 from gymgate.core import codec
 from gymgate.core.errors import described
 from gymgate.runs.aggregate import Runs
+from gymgate.runs.attempts import Attempt
 from gymgate.runs.metrics import numbered, summary_rows
 from gymgate.runs.plan import IdentitySet
-from gymgate.runs.record import identity_of
 from gymgate.runs.tasks import CollectedTasks
 
 PROJECT = "gymgate"
@@ -173,9 +173,9 @@ def log_run(
     answer(started=tracker.where)
     collected, progress, end = CollectedTasks(), {"rollouts": 0}, None
     seen, due, is_new = IdentitySet(), 0.0, False
-    for value in _earlier(first.get("directory")):
-        collected.add(value)
-        seen.add(identity_of(value))
+    for attempt in _earlier(first.get("directory")):
+        collected.add(attempt)
+        seen.add(attempt.identity)
     while end is None:
         try:
             message = messages.get(timeout=max(0.0, due - time.monotonic()) if is_new else None)
@@ -185,8 +185,9 @@ def log_run(
             end = message or {"end": "lost"}
         elif "rollout" in message:
             progress, is_new = message["progress"], True
-            if seen.add(identity_of(message["rollout"])):
-                collected.add(message["rollout"])
+            attempt = Attempt.model_validate(message["rollout"])
+            if seen.add(attempt.identity):
+                collected.add(attempt)
         began = time.monotonic()
         if is_new and (began >= due or end is not None):
             tracker.log(shown_metrics(progress, summary_rows(collected)), progress["rollouts"])
@@ -197,7 +198,7 @@ def log_run(
     tracker.finish(_numbers(summary), failed=end["end"] != "completed")
 
 
-def _earlier(directory: str | None) -> Iterator[dict[str, Any]]:
+def _earlier(directory: str | None) -> Iterator[Attempt]:
     """Yield the rollouts that finished in earlier commands, and some of this one."""
     if directory is not None:
         yield from Runs([Path(directory)], first_of_overlap=True).rollouts()

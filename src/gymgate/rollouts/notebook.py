@@ -22,7 +22,7 @@ def rollout_html(rollout: Rollout) -> str:
     parts = [html_table([*cells], [[*cells.values()]])]
     if (error := rollout.error) is not None:
         parts.append(f"<p>{html_text(f'{error.type}: {error.message}')}</p>")
-    entries = transcript({"result": rollout.result})
+    entries = transcript(rollout.result)
     if entries:
         said = "".join(_entries(entries))
         parts.append(f"<details><summary>Conversation, {len(entries)} entries</summary>{said}</details>")

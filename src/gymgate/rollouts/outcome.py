@@ -24,7 +24,7 @@ SCORES_WITHOUT_POLICY: Mapping[str, str] = MappingProxyType(
 """Packaged agents that may score a rollout without a policy call, and why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a rollout counts for."""
 

@@ -16,9 +16,9 @@ class Entry(NamedTuple):
     text: str
 
 
-def transcript(rollout: Mapping[str, Any]) -> list[Entry]:
-    """The input and the output of the agent's last response."""
-    given, answered = items_of(rollout.get("result"))
+def transcript(result: Any) -> list[Entry]:
+    """The input and the output of the agent's last response, from a rollout's result."""
+    given, answered = items_of(result)
     return [*_entries(given), *_entries(answered)]
 
 
@@ -29,9 +29,9 @@ def items_of(result: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, An
     return _items(message), _items(_within(result, "response", "output"))
 
 
-def opening(rollout: Mapping[str, Any], longest: int = 60) -> str:
+def opening(result: Any, longest: int = 60) -> str:
     """Return the first words that the user says, on one line; empty if the result holds no conversation."""
-    text = next((entry.text for entry in transcript(rollout) if entry.role == "user"), "")
+    text = next((entry.text for entry in transcript(result) if entry.role == "user"), "")
     line = " ".join(text[: 4 * longest].split())
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 

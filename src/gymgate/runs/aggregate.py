@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.runs.costs import tokens_of_line
-from gymgate.runs.gym_rollouts import read_gym_failures, stored_lines
-from gymgate.runs.plan import Identity, IdentitySet
-from gymgate.runs.record import LineReader, identity_of, line_error
+from gymgate.runs.attempts import Attempt, read_attempts
+from gymgate.runs.gym_rollouts import read_gym_failures, stored_attempts
+from gymgate.runs.layout import FAILURES, ROLLOUTS, RUN, Extent, read_planned, read_run, run_directories
+from gymgate.runs.plan import IdentitySet
+from gymgate.runs.record import LineReader
 from gymgate.runs.settings import differences
-from gymgate.runs.store import FAILURES, ROLLOUTS, RUN, read_planned, read_run, run_directories
 from gymgate.runs.tasks import CollectedTasks
 
 RowName = tuple[Path, str, int]
@@ -26,17 +26,25 @@ class Run(NamedTuple):
 
     path: Path
     settings: Mapping[str, Any]
-    """Empty for NeMo Gym's."""
+    """Empty for a file."""
     policy: Mapping[str, Any] | None
-    """As in its settings; `None` for NeMo Gym's."""
-    extent: Mapping[str, Any]
+    """As in its settings; `None` for a file."""
+    extent: Extent | None
     created: int | None
+
+    @property
+    def is_file(self) -> bool:
+        return self.extent is None
+
+    @property
+    def rollouts(self) -> Path:
+        """Its file of rollouts."""
+        return self.path if self.is_file else self.path / ROLLOUTS
 
     @property
     def shard(self) -> tuple[int, int]:
         """Index and count; (1, 1) for a whole run."""
-        index, count = self.extent.get("shard") or (1, 1)
-        return index, count
+        return (1, 1) if self.extent is None else self.extent.shard
 
     @property
     def whole(self) -> Path:
@@ -45,28 +53,36 @@ class Run(NamedTuple):
 
 
 class Reading:
-    """How far a run has been read, and what of its plan was there."""
+    """How far the rollouts of a run have been read, and which of its plan were there."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.lines = LineReader(run.path if run.path.is_file() else run.path / ROLLOUTS)
-        self.planned = read_planned(run.path, run.extent) if run.extent else None
+        self.lines = LineReader(run.rollouts)
+        self.planned = None if run.extent is None else read_planned(run.path, run.extent)
         self.there, self.strange, self.twice = IdentitySet(), IdentitySet(), IdentitySet()
         """Rollouts of the plan, others, and those that an earlier line or run has too."""
         self.also_in: Path | None = None
         """The run that has the first of `twice`."""
+        self._failed: list[Attempt] = []
+        """Those among the rollouts: NeMo Gym's file has failed ones, too."""
 
-    def rollouts(self) -> Iterator[tuple[str, Identity, dict[str, Any]]]:
-        """Yield the next finished rollouts with environment and identity."""
-        of_file = self.lines.path == self.run.path
-        for line, value in stored_lines(self.lines) if of_file else self.lines.values():
-            try:
-                environment, identity = str(value.get("environment", "")), identity_of(value)
-            except ValueError as error:
-                raise line_error(self.lines.path, line, error) from error
-            planned = self.planned is None or identity in self.planned
-            (self.there if planned else self.strange).add(identity)
-            yield environment, identity, value
+    def rollouts(self) -> Iterator[Attempt]:
+        """Yield the next finished rollouts."""
+        for attempt in stored_attempts(self.lines):
+            if attempt.has_failed:
+                self._failed.append(attempt)
+                continue
+            planned = self.planned is None or attempt.identity in self.planned
+            (self.there if planned else self.strange).add(attempt.identity)
+            yield attempt
+
+    def failed_attempts(self) -> Iterator[Attempt]:
+        """Yield the failed attempts, of a file the last one of each rollout that NeMo Gym noted."""
+        yield from self._failed
+        if self.run.is_file:
+            yield from read_gym_failures(self.run.path)
+        else:
+            yield from read_attempts(LineReader(self.run.path / FAILURES))
 
 
 class Runs:
@@ -82,24 +98,23 @@ class Runs:
         self.runs: list[Run] = []
         self._without: list[str] = []
         for path in self.given:
-            found = runs_at(path)
-            if not found:
+            runs = runs_at(path)
+            if not runs:
                 self._without.append(f"{path} holds no run: neither it nor a shard in it has a {RUN}")
-            for run in found:
+            for run in runs:
                 self._add(run)
         if not self.runs:
             raise DataError(self._without[0], path=str(self.given[0]))
+        self._first_of_overlap = first_of_overlap
         self.missing: list[str] = []
         """Notes on runs, shards and rollouts that are missing; complete after `rollouts`."""
+        self.missing_shards: list[str] = []
+        """Those of `missing` that hold for a run under way, too."""
         self.lost: list[str] = []
-        """Notes on planned rollouts that failed permanently; complete after `rollouts`."""
+        """Notes on rollouts that failed permanently; complete after `rollouts`."""
         self.notes: list[str] = []
         """Notes on rollouts that are in two runs, or in a run but not in its plan; complete after `rollouts`."""
-        self._first_of_overlap = first_of_overlap
-        self._overlaps: list[str] = []
-        self._finished: dict[str, IdentitySet] = defaultdict(IdentitySet)
-        self._environments = self._rows_that_failed()
-        """Environments of rows that failed, as their finished rollouts name them: a failure may not know it."""
+        self._start_over()
 
     @property
     def _described(self) -> Run | None:
@@ -116,92 +131,106 @@ class Runs:
         """Start of the first run, in seconds since 1970."""
         return None if self._described is None else self._described.created
 
-    def rollouts(self) -> Iterator[dict[str, Any]]:
-        """Yield every finished rollout. Raises `ConfigError` at the end if some are in two runs."""
-        self._finished = defaultdict(IdentitySet)
-        self._clear_notes()
-        for run in self.runs:
-            reading = Reading(run)
-            yield from self._unseen(reading)
-            self._note(reading)
-        self._note_whole()
+    @property
+    def planned(self) -> int | None:
+        """How many rollouts the runs and the shards that were started have; `None` if one does not say."""
+        totals = [None if run.extent is None else run.extent.rollouts for run in self.runs]
+        return None if None in totals else sum(total or 0 for total in totals)
 
-    def _unseen(self, reading: Reading) -> Iterator[dict[str, Any]]:
-        """Yield the next rollouts of a run, but for those that were read before."""
-        for environment, identity, value in reading.rollouts():
-            self._name_environment(row_name(reading.run, value), environment)
-            if self._finished[environment].add(identity):
-                yield value
-            else:
-                reading.also_in = reading.also_in or self._first_with(environment, identity)
-                reading.twice.add(identity)
+    def rollouts(self) -> Iterator[Attempt]:
+        """Yield every finished rollout, from the first one. Raises `ConfigError` at the end if some are in two runs."""
+        self._start_over()
+        yield from self.new_rollouts()
+        self.take_notes()
 
-    def _clear_notes(self) -> None:
-        self.missing, self.lost, self.notes, self._overlaps = [*self._without], [], [], []
+    def new_rollouts(self) -> Iterator[Attempt]:
+        """Yield the rollouts that finished since the last call."""
+        for reading in self._readings:
+            for attempt in reading.rollouts():
+                self._environments[_row_name(reading.run, attempt)] = attempt.environment
+                if self._finished[attempt.environment].add(attempt.identity):
+                    yield attempt
+                else:
+                    reading.also_in = reading.also_in or self._first_with(attempt)
+                    reading.twice.add(attempt.identity)
 
-    def _note(self, reading: Reading) -> None:
-        """Note what a run lacks, and what it holds in addition to its plan."""
-        run, there = reading.run, reading.there
-        if reading.twice.first:
-            self._overlaps.append(
-                f"{len(reading.twice)} rollouts of {run.path} are in {reading.also_in} too ({reading.twice.first})"
-            )
-        if reading.strange.first:
-            self.notes.append(
-                f"{run.path}: {len(reading.strange)} rollouts are of rows, repeats or seeds that its last command left out, "
-                f"and count too ({reading.strange.first})"
-            )
-        total = run.extent.get("rollouts")
-        if not isinstance(total, int) or len(there) >= total:
-            return
-        lost = IdentitySet()
-        for identity in map(identity_of, self._final_failures(run)):
-            if identity not in there and (reading.planned is None or identity in reading.planned):
-                lost.add(identity)
-        if len(lost):
-            self.lost.append(f"{run.path}: {len(lost)} of {total} rollouts failed")
-        if gone := total - len(there) - len(lost):
-            self.missing.append(f"{run.path}: {gone} of {total} rollouts are missing")
-
-    def _note_whole(self) -> None:
-        """Note missing shards and rollouts that are there twice; raise `ConfigError` for these, unless the first is taken."""
-        self.missing += self._missing_shards()
-        if self._overlaps and not self._first_of_overlap:
-            raise ConfigError(
-                f"{'; '.join(self._overlaps)}; leave one out, or take each from the first: --overlap first"
-            )
-        self.notes += (f"{overlap}; the first is taken" for overlap in self._overlaps)
-
-    def failures(self) -> Iterator[dict[str, Any]]:
+    def failures(self) -> Iterator[Attempt]:
         """Yield the failure of every rollout that failed permanently and finished in no run; call it after `rollouts`."""
         failed: dict[str, IdentitySet] = defaultdict(IdentitySet)
-        for run in self.runs:
-            for value in self._final_failures(run):
-                placed, identity = self._placed(run, value), identity_of(value)
-                environment = placed["environment"]
-                if identity not in self._finished[environment] and failed[environment].add(identity):
-                    yield placed
+        for reading in self._readings:
+            for attempt in self._placed(reading):
+                finished = attempt.identity in self._finished[attempt.environment]
+                if attempt.final and not finished and failed[attempt.environment].add(attempt.identity):
+                    yield attempt
 
-    def failed_attempts(self) -> Iterator[dict[str, Any]]:
-        """Yield every failed attempt."""
-        for run in {run.path.resolve(): run for run in self.runs}.values():
-            for value in failed_attempts(run.path):
-                yield self._placed(run, value)
+    def failed_attempts(self) -> Iterator[Attempt]:
+        """Yield every failed attempt; call it after `rollouts`."""
+        for reading in {reading.run.path.resolve(): reading for reading in self._readings}.values():
+            yield from self._placed(reading)
 
-    def _placed(self, run: Run, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a failed attempt with the environment of its row: one that reached none does not say it."""
-        known = self._environments.get(row_name(run, value))
-        return {**value, "environment": known or str(value.get("environment", ""))}
+    def find_shards(self) -> bool:
+        """Find shards that were started since; false if what was read before is no longer what is there."""
+        runs = {run.path: run for run in runs_at(self.given[0])}
+        if any(runs.pop(run.path, None) != run for run in self.runs):
+            return False
+        if any(reading.lines.replaced for reading in self._readings):
+            return False
+        for run in runs.values():
+            self._add(run)
+            self._readings.append(Reading(run))
+        return True
 
-    def _rows_that_failed(self) -> dict[RowName, str]:
-        return {row_name(run, value): "" for run in self.runs for value in failed_attempts(run.path)}
+    def take_notes(self) -> None:
+        """Note what is missing, lost, strange or there twice. Raises `ConfigError` for the last, unless the first is taken."""
+        self.missing_shards = [*self._missing_shards(), *self._uneven_shards()]
+        self.missing, self.lost, self.notes, overlaps = [*self._without], [], [], []
+        for reading in self._readings:
+            run = reading.run
+            if reading.twice.first:
+                overlaps.append(
+                    f"{len(reading.twice)} rollouts of {run.path} are in {reading.also_in} too ({reading.twice.first})"
+                )
+            if reading.strange.first:
+                self.notes.append(
+                    f"{run.path}: {len(reading.strange)} rollouts are of rows, repeats or seeds that its last command left "
+                    f"out, and count too ({reading.strange.first})"
+                )
+            self._note_gaps(reading)
+        self.missing += self.missing_shards
+        if overlaps and not self._first_of_overlap:
+            raise ConfigError(
+                f"{'; '.join(overlaps)}; leave one out, or take each from the first: --overlap first"
+            )
+        self.notes += (f"{overlap}; the first is taken" for overlap in overlaps)
 
-    def _name_environment(self, row: RowName, environment: str) -> None:
-        if row in self._environments:
-            self._environments[row] = environment
+    def _note_gaps(self, reading: Reading) -> None:
+        """Note the rollouts of a run that failed permanently, and those of its plan that are not there."""
+        run, there = reading.run, reading.there
+        total = None if run.extent is None else run.extent.rollouts
+        if not (run.is_file if total is None else len(there) < total):
+            return
+        lost = IdentitySet()
+        for attempt in reading.failed_attempts():
+            planned = reading.planned is None or attempt.identity in reading.planned
+            if attempt.final and planned and attempt.identity not in there:
+                lost.add(attempt.identity)
+        count = len(there) + len(lost) if total is None else total
+        if len(lost):
+            self.lost.append(f"{run.path}: {len(lost)} of {count} rollouts failed")
+        if (gone := count - len(there) - len(lost)) > 0:
+            self.missing.append(f"{run.path}: {gone} of {count} rollouts are missing")
 
-    def _final_failures(self, run: Run) -> Iterator[dict[str, Any]]:
-        return (value for value in failed_attempts(run.path) if value.get("final"))
+    def _start_over(self) -> None:
+        self._readings = [Reading(run) for run in self.runs]
+        self._finished: dict[str, IdentitySet] = defaultdict(IdentitySet)
+        self._environments: dict[RowName, str] = {}
+        """Environments of rows, as their finished rollouts name them: a failure may not know it."""
+
+    def _placed(self, reading: Reading) -> Iterator[Attempt]:
+        """Yield a run's failed attempts with the environments of their rows: one that reached none does not say it."""
+        for attempt in reading.failed_attempts():
+            known = self._environments.get(_row_name(reading.run, attempt), attempt.environment)
+            yield attempt if known == attempt.environment else attempt.in_environment(known)
 
     def _add(self, run: Run) -> None:
         """Add a run. Raises `ConfigError` if its policy is another one."""
@@ -215,11 +244,12 @@ class Runs:
             )
         self.runs.append(run)
 
-    def _first_with(self, environment: str, identity: Identity) -> Path:
+    def _first_with(self, attempt: Attempt) -> Path:
+        key = attempt.environment, attempt.identity
         return next(
             run.path
             for run in self.runs
-            if any(key[:2] == (environment, identity) for key in Reading(run).rollouts())
+            if any(key == (other.environment, other.identity) for other in Reading(run).rollouts())
         )
 
     def _missing_shards(self) -> Iterator[str]:
@@ -230,6 +260,19 @@ class Runs:
         for (path, count), there in shards.items():
             if absent := sorted({*range(1, count + 1)} - there):
                 yield f"{path}: shards {', '.join(map(str, absent))} of {count} are missing"
+
+    def _uneven_shards(self) -> Iterator[str]:
+        """Name the shards of one run whose commands had different rows, repeats or seeds."""
+        extents: dict[tuple[Path, int], dict[str, str]] = {}
+        for run in self.runs:
+            if run.extent is not None and run.shard[1] > 1:
+                extent = run.extent.model_dump(include={"rows", "repeats", "seeds"}, exclude_none=True)
+                text = ", ".join(f"{name} {value}" for name, value in extent.items())
+                extents.setdefault((run.whole, run.shard[1]), {}).setdefault(text, run.path.name)
+        for (path, _), names in extents.items():
+            if len(names) > 1:
+                described = "; ".join(f"{name} has {text}" for text, name in names.items())
+                yield f"{path}: its shards were run differently, so rollouts are missing ({described})"
 
 
 def read_runs(
@@ -242,36 +285,37 @@ def read_runs(
 def read_tasks(
     runs: Runs,
     answer_key: str | None = None,
-    see: Callable[[dict[str, Any]], None] = lambda _: None,
-    see_attempt: Callable[[dict[str, Any]], None] = lambda _: None,
+    see: Callable[[Attempt], None] = lambda _: None,
+    see_attempt: Callable[[Attempt], None] = lambda _: None,
 ) -> CollectedTasks:
     """Read runs by task; the answer is in `answer_key`, else in the first known field.
 
-    `see` gets the line of each rollout that finished, and then of each that failed permanently; `see_attempt` gets each failed
-    attempt.
+    `see` gets each rollout that finished, and then each that failed permanently; `see_attempt` gets each failed attempt.
     """
     collected = CollectedTasks(policy=runs.policy, created=runs.created)
-    for value in runs.rollouts():
-        collected.add(value, answer_key)
-        see(value)
-    for value in runs.failures():
-        collected.task_of(value).failed += 1
-        see({"status": "failed", **value})
-    for attempt in runs.failed_attempts():
-        collected.usage.add(attempt["environment"], tokens_of_line(attempt))
-        see_attempt(attempt)
-    note_gaps(runs, collected)
+    for attempt in runs.rollouts():
+        collected.add(attempt, answer_key)
+        see(attempt)
+    add_failures(runs, collected, see, see_attempt)
+    collected.missing = runs.missing
     return collected
 
 
-def note_gaps(runs: Runs, collected: CollectedTasks) -> None:
-    """Say in `collected` what is missing, lost or strange in its runs."""
-    collected.missing, collected.lost = runs.missing, runs.lost
-    collected.notes = [*runs.notes, *runs.lost, *runs.missing]
-    if collected.not_numbers:
-        collected.notes.append(
-            f"{collected.not_numbers} rewards are not finite numbers (at most 1e100) and are counted as unscored"
-        )
+def add_failures(
+    runs: Runs,
+    collected: CollectedTasks,
+    see: Callable[[Attempt], None],
+    see_attempt: Callable[[Attempt], None],
+) -> None:
+    """Add what failed in runs whose finished rollouts were added, and the notes on them but for what is missing."""
+    for attempt in runs.failures():
+        collected.fail(attempt)
+        see(attempt)
+    for attempt in runs.failed_attempts():
+        collected.usage.add(attempt.environment, attempt.tokens)
+        see_attempt(attempt)
+    collected.lost, collected.strange = runs.lost, runs.notes
+    collected.missing = runs.missing_shards
 
 
 def refuse_empty(runs: Runs, collected: CollectedTasks) -> None:
@@ -283,7 +327,7 @@ def refuse_empty(runs: Runs, collected: CollectedTasks) -> None:
 def runs_at(path: Path) -> list[Run]:
     """Return the run at a path and its shards, or the rollouts in a file; empty if there are none."""
     if path.is_file():
-        return [Run(path, {}, None, {}, None)]
+        return [Run(path, {}, None, None, None)]
     return [_read_description(directory) for directory in run_directories(path)]
 
 
@@ -292,22 +336,10 @@ def _read_description(path: Path) -> Run:
     settings = described["settings"]
     policy = settings.get("policy")
     policy = policy if isinstance(policy, Mapping) else {"type": policy}
-    return Run(path, settings, policy, described.get("extent") or {}, described.get("created"))
+    extent = Extent.model_validate(described.get("extent") or {})
+    return Run(path, settings, policy, extent, described.get("created"))
 
 
-def failed_attempts(path: Path, reader: LineReader | None = None) -> Iterator[dict[str, Any]]:
-    """Yield failed attempts in a run's directory, or those noted beside a file of rollouts that NeMo Gym collected."""
-    if path.is_file():
-        yield from read_gym_failures(path)
-        return
-    for line, value in (reader or LineReader(path / FAILURES)).values():
-        try:
-            identity_of(value)
-        except ValueError as error:
-            raise line_error(path / FAILURES, line, error) from error
-        yield value
-
-
-def row_name(run: Run, value: Mapping[str, Any]) -> RowName:
+def _row_name(run: Run, attempt: Attempt) -> RowName:
     """Return what a rollout's row is called within its run, whatever its environment is."""
-    return run.whole, str(value["row_key"]), int(value.get("occurrence", 0))
+    return run.whole, attempt.row_key, attempt.occurrence

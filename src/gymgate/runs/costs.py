@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -31,6 +31,21 @@ class Price(NamedTuple):
 
 Prices = Mapping[str, Price]
 """By model server."""
+
+
+class Call(Protocol):
+    """A model call, stored or of a rollout that just finished."""
+
+    @property
+    def model_server(self) -> str: ...
+    @property
+    def status_code(self) -> int | None: ...
+    @property
+    def started_s(self) -> float: ...
+    @property
+    def duration_s(self) -> float: ...
+    @property
+    def usage(self) -> Any: ...
 
 
 @dataclass
@@ -61,7 +76,7 @@ class TokenUsage:
         if tokens is None:
             return
         self.counted += 1
-        self.calls += tokens["calls"] or 0
+        self.calls += tokens.get("calls") or 0
         for name in TOKENS:
             if (count := tokens.get(name)) is not None:
                 setattr(self, name, (getattr(self, name) or 0) + count)
@@ -83,7 +98,7 @@ class UsageCounts:
         self._usages: dict[tuple[str, str], TokenUsage] = {}
 
     def add(self, environment: str, tokens: Mapping[str, Tokens | None]) -> None:
-        """Add a rollout's tokens by model server, as `tokens_of_line` returns them."""
+        """Add a rollout's tokens by model server; `None`: they are unknown."""
         for server, used in {POLICY: _no_tokens(), **tokens}.items():
             for key in ((environment, server), (OVERALL, server)):
                 self._usages.setdefault(key, TokenUsage(*key)).add(used)
@@ -111,36 +126,28 @@ def refuse_price_of_replay(prices: Prices, *, replayed: bool) -> None:
         )
 
 
-def tokens_of_line(value: Mapping[str, Any]) -> Mapping[str, Tokens | None]:
-    """Return the tokens in a line of a run's rollouts or failures. Without its calls those of the policy are unknown."""
-    if (usage := value.get("usage")) is not None:
-        return dict(usage)
-    calls = value.get("calls")
-    return {POLICY: None} if calls is None else tokens_of_calls(calls)
-
-
 def tokens_of(rollout: Rollout) -> dict[str, Tokens | None]:
     """Return the tokens that a rollout used, by model server."""
-    return tokens_of_calls({**vars(call), "usage": vars(call.usage)} for call in rollout.calls)
+    return tokens_of_calls(rollout.calls)
 
 
-def tokens_of_calls(calls: Iterable[Mapping[str, Any]]) -> dict[str, Tokens | None]:
+def tokens_of_calls(calls: Iterable[Call]) -> dict[str, Tokens | None]:
     """Return the tokens of calls by model server; `None` where those of a call are unknown.
 
     A call that was refused (4xx) used none. One that failed otherwise may have been paid all the same.
     """
     found: dict[str, Tokens | None] = {}
     for call in calls:
-        server, usage = str(call.get("model_server", POLICY)), call.get("usage") or {}
-        tokens = found.setdefault(server, _no_tokens())
-        if tokens is None or 400 <= (call.get("status_code") or 0) < 500:
+        usage = call.usage
+        tokens = found.setdefault(call.model_server, _no_tokens())
+        if tokens is None or 400 <= (call.status_code or 0) < 500:
             continue
-        if usage.get("input_tokens") is None or usage.get("output_tokens") is None:
-            found[server] = None
+        if usage.input_tokens is None or usage.output_tokens is None:
+            found[call.model_server] = None
             continue
         tokens["calls"] = (tokens["calls"] or 0) + 1
         for name in TOKENS:
-            if (count := usage.get(name)) is not None:
+            if (count := getattr(usage, name)) is not None:
                 tokens[name] = (tokens[name] or 0) + count
     return found
 

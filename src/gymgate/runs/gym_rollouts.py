@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymgate.core import codec
-from gymgate.core.config import POLICY
 from gymgate.core.errors import DataError
 from gymgate.core.files import replacing
 from gymgate.rollouts.breakdowns import breakdown
-from gymgate.rollouts.outcome import outcome_of
 from gymgate.rollouts.result import status_of
+from gymgate.runs.attempts import Attempt, TaskKey
 from gymgate.runs.record import LineReader, line_error, read_values
 from gymgate.runs.rows import RowReader
-from gymgate.runs.tasks import task_key
 
 if TYPE_CHECKING:
     from gymgate.runs.aggregate import Runs
@@ -43,25 +41,25 @@ def export_rollouts(runs: Runs, output: Path) -> int:
 def _numbered_rollouts(runs: Runs) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Results and inputs with NeMo Gym's numbers."""
     rows, numbering = RowReader(), RolloutNumbers(runs)
-    for value in runs.rollouts():
-        numbers = {**numbering.of(value), "agent_ref": agent_ref(value["agent"])}
-        row = rows.read(value["source"], value["row_key"])
-        yield to_gym(value, numbers), {**row, **numbers}
+    for attempt in runs.rollouts():
+        numbers = {**numbering.of(attempt), "agent_ref": agent_ref(attempt.agent)}
+        row = rows.read(attempt.source, attempt.row_key)
+        yield to_gym(attempt, numbers), {**row, **numbers}
 
 
 class RolloutNumbers:
     """NeMo Gym's numbers of tasks, and of the rollouts of a task (by seed and repeat); failed ones get further numbers."""
 
     def __init__(self, runs: Runs) -> None:
-        orders = sorted({_order(value) for value in runs.rollouts()})
+        orders = sorted({attempt.order for attempt in runs.rollouts()})
         self._orders = {order: number for number, order in enumerate(orders)}
-        self._tasks: dict[tuple[str, str, int], int] = {}
+        self._tasks: dict[TaskKey, int] = {}
 
-    def of(self, value: Mapping[str, Any]) -> dict[str, int]:
-        """Return the numbers of a line, for those of finished rollouts first, in their order."""
+    def of(self, attempt: Attempt) -> dict[str, int]:
+        """Return the numbers of a rollout, for those that finished first, in their order."""
         return {
-            TASK: self._tasks.setdefault(task_key(value), len(self._tasks)),
-            ROLLOUT: self._orders.setdefault(_order(value), len(self._orders)),
+            TASK: self._tasks.setdefault(attempt.task_key, len(self._tasks)),
+            ROLLOUT: self._orders.setdefault(attempt.order, len(self._orders)),
         }
 
 
@@ -70,27 +68,21 @@ def agent_ref(name: str) -> dict[str, str]:
     return {"type": "responses_api_agents", "name": name}
 
 
-def _order(value: Mapping[str, Any]) -> tuple[int, int]:
-    return value.get("seed") or 0, value["repeat"]
-
-
-def to_gym(value: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+def to_gym(attempt: Attempt, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """One line of NeMo Gym's rollouts.jsonl."""
-    result = dict(value.get("result") or {})
-    result["reward"] = value.get("reward")
-    if outcome_of(value).reason == "masked":
+    result = {**(attempt.result or {}), "reward": attempt.reward}
+    if attempt.outcome.reason == "masked":
         result["mask_sample"] = True
     return {**result, **numbers}
 
 
-def stored_lines(reader: LineReader) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield rollouts that NeMo Gym collected, as lines of a run, and lines that are such already: those of `gymgate run -o`.
-
-    Each with its 1-based line. Raises `DataError` with path and line.
-    """
+def stored_attempts(reader: LineReader) -> Iterator[Attempt]:
+    """Yield rollouts that NeMo Gym collected, and lines of a run's rollouts. Raises `DataError` with path and line."""
     path = reader.path
     for line, value in reader.values():
-        yield line, value if "row_key" in value else from_gym(_numbered(value, path, line), path, line)
+        yield Attempt.read(
+            value if "row_key" in value else from_gym(_numbered(value, path, line), path, line), path, line
+        )
 
 
 def failures_beside(path: Path) -> Path:
@@ -103,8 +95,8 @@ def inputs_beside(path: Path) -> Path:
     return path.with_name(f"{path.stem}_materialized_inputs.jsonl")
 
 
-def read_gym_failures(path: Path) -> Iterator[dict[str, Any]]:
-    """The last failure of each rollout in `NAME_failures.jsonl` beside a file of rollouts, as lines of a run's failures.
+def read_gym_failures(path: Path) -> Iterator[Attempt]:
+    """Yield the last failure of each rollout in `NAME_failures.jsonl` beside a file of rollouts.
 
     Yields nothing if there is no such file. Failures of rollouts that succeeded later are included.
     """
@@ -119,7 +111,8 @@ def read_gym_failures(path: Path) -> Iterator[dict[str, Any]]:
             "type": str(value.get("_ng_failure_type") or "failure"),
             "message": str(value.get("_ng_failure_message") or value.get("failure_reason") or ""),
         }
-        yield {**_identifying_fields(value, beside, line), "final": True, "error": error}
+        failed = {"status": "failed", "final": True, "error": error}
+        yield Attempt.read({**_identifying_fields(value, beside, line), **failed}, beside, line)
 
 
 def _numbered(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
@@ -147,8 +140,6 @@ def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
         "reward": value.get("reward") if message is None else None,
         "error": None if message is None else error,
         "result": dict(value),
-        "calls": [],
-        "usage": {POLICY: None},
     }
 
 

@@ -35,10 +35,9 @@ def task_rows(collected: CollectedTasks) -> Iterator[dict[str, Any]]:
             row[f"pass@{k}"] = st.pass_at_k(rewards, k)
             if task.environment in collected.answer_keys:
                 row[f"maj@{k}"] = _vote(task, k)
-        finished = len(task.scores) or 1
-        row["mean_calls"] = task.calls / finished
-        row["mean_output_tokens"] = task.output_tokens / finished
-        row["mean_seconds"] = task.seconds / finished
+        row["mean_calls"] = task.calls.mean
+        row["mean_output_tokens"] = task.output_tokens.mean
+        row["mean_seconds"] = task.seconds.mean
         row["rewards"] = rewards
         yield row
 

@@ -1,17 +1,20 @@
-"""Metrics of a run under way. Their size does not grow with the number of rollouts."""
+"""A run under way: its rollouts so far, which its table is made of in the end, and how fast they come."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gymgate.core.config import POLICY
 from gymgate.rollouts import Rollout
-from gymgate.runs.costs import Prices, TokenUsage, UsageCounts, tokens_of
+from gymgate.runs.attempts import Attempt
+from gymgate.runs.costs import Prices, TokenUsage, tokens_of
 from gymgate.runs.counts import RolloutCounts
+from gymgate.runs.record import CollectedRollout
+from gymgate.runs.tasks import CollectedTasks
 
 _WINDOW_S = 60.0
 _REPLICA_SAMPLES = 7
@@ -36,7 +39,7 @@ class ReplicaRate:
 
 @dataclass
 class RunProgress:
-    """Counts rollouts as they finish in this process; those of earlier processes are in `resumed`."""
+    """Counts rollouts as they finish. Numbers are of this process, but for `tasks`, which has the whole run."""
 
     total: int = 0
     resumed: int = 0
@@ -45,12 +48,14 @@ class RunProgress:
     finished: int = 0
     failed: int = 0
     """Given up in this process."""
-    environments: defaultdict[str, RolloutCounts] = field(default_factory=lambda: defaultdict(RolloutCounts))
+    tasks: CollectedTasks = field(default_factory=CollectedTasks)
+    """Every rollout of the run, those of earlier processes included."""
+    by_environment: Counter[str] = field(default_factory=Counter)
+    """Finished or given up."""
+    counts: RolloutCounts = field(default_factory=RolloutCounts)
     attempts_failed: int = 0
     failed_in_a_row: int = 0
     output_tokens: int = 0
-    usage: UsageCounts = field(default_factory=UsageCounts)
-    """Tokens of this process's rollouts, failed attempts included."""
     prices: Prices = field(default_factory=dict)
     """Empty: costs are not shown."""
     started: float = field(default_factory=time.monotonic)
@@ -64,24 +69,23 @@ class RunProgress:
         """The stack is ready: rates count from here."""
         self.started = self.last_finished = time.monotonic()
 
-    def count(self, rollout: Rollout) -> None:
+    def count(self, rollout: CollectedRollout) -> None:
         """Count a rollout that finished."""
         self.finished += 1
         self.failed_in_a_row = 0
-        self.environments[rollout.environment].add_rollout(rollout)
+        self.tasks.add(Attempt.of(rollout))
         self.output_tokens += sum(call.usage.output_tokens or 0 for call in rollout.policy_calls)
-        self.usage.add(rollout.environment, tokens_of(rollout))
-        self._note_time()
+        self._note(rollout)
 
-    def count_failure(self, rollout: Rollout, *, final: bool) -> None:
+    def count_failure(self, rollout: CollectedRollout, *, final: bool) -> None:
         """Count a failed attempt; `final` if no further one follows."""
         self.attempts_failed += 1
-        self.usage.add(rollout.environment, tokens_of(rollout))
+        self.tasks.usage.add(rollout.environment, tokens_of(rollout))
         if final:
             self.failed += 1
             self.failed_in_a_row += 1
-            self.environments[rollout.environment].add_rollout(rollout)
-            self._note_time()
+            self.tasks.fail(Attempt.of(rollout))
+            self._note(rollout)
 
     def sample_replicas(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Take the replicas' current states, as the stack's status shows them."""
@@ -101,11 +105,6 @@ class RunProgress:
         return max(0, self.total - self.done)
 
     @property
-    def counts(self) -> RolloutCounts:
-        """This process's rollouts, over all environments."""
-        return RolloutCounts.total(self.environments.values())
-
-    @property
     def rate(self) -> float | None:
         """Recent rollouts per second."""
         return self._rate(1, self.finished + self.failed)
@@ -117,8 +116,8 @@ class RunProgress:
 
     @property
     def priced_usage(self) -> TokenUsage | None:
-        """The policy's tokens and their cost in this process; `None` without a price of the policy."""
-        return self.usage.of_policy(self.prices) if POLICY in self.prices else None
+        """The policy's tokens and their cost; `None` without a price of the policy."""
+        return self.tasks.usage.of_policy(self.prices) if POLICY in self.prices else None
 
     @property
     def eta_s(self) -> float | None:
@@ -132,6 +131,11 @@ class RunProgress:
         point = self._recent[0] if len(self._recent) > 1 else (self.started, 0, 0)
         seconds = time.monotonic() - point[0]
         return (now - point[column]) / seconds if seconds > 0 else None
+
+    def _note(self, rollout: Rollout) -> None:
+        self.by_environment[rollout.environment] += 1
+        self.counts.add_rollout(rollout)
+        self._note_time()
 
     def _note_time(self) -> None:
         now = self.last_finished = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,6 @@ from gymgate.rollouts import Rollout
 from gymgate.runs.costs import tokens_of
 from gymgate.runs.plan import Identity, PlannedRollout
 
-_HEAD = re.compile(rb'\{"row_key":"([0-9a-f]{16})","occurrence":(\d+),"repeat":(\d+),"seed":(null|\d+),')
 _READ = 1 << 20
 
 
@@ -61,7 +59,7 @@ def collected(planned: PlannedRollout, rollout: Rollout, attempt: int) -> Collec
 
 
 def to_line(rollout: CollectedRollout) -> bytes:
-    """One line; its identity comes first, so that a resume need not parse the rest."""
+    """One line."""
     identity = rollout.identity._asdict()
     body = rollout.model_dump(mode="json", exclude=set(identity))
     body["calls"] = _short(body["calls"])
@@ -94,28 +92,6 @@ def failure_line(rollout: CollectedRollout, *, final: bool) -> bytes:
 def _short(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return calls without the fields that say nothing."""
     return [{name: value for name, value in call.items() if value not in (None, {})} for call in calls]
-
-
-def line_identity(line: bytes) -> Identity:
-    """The identity in a line of either file. Raises `ValueError` if it has none."""
-    if match := _HEAD.match(line):
-        seed = None if match[4] == b"null" else int(match[4])
-        return Identity(match[1].decode(), int(match[2]), int(match[3]), seed)
-    return identity_of(codec.loads_object(line))
-
-
-def identity_of(value: Mapping[str, Any]) -> Identity:
-    """The identity in a parsed line. Raises `ValueError` if it has none."""
-    try:
-        seed = value.get("seed")
-        return Identity(
-            str(value["row_key"]),
-            int(value.get("occurrence", 0)),
-            int(value["repeat"]),
-            None if seed is None else int(seed),
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a rollout of a run: it has no {error}") from error
 
 
 class LineReader:
@@ -176,11 +152,6 @@ def _is_object(line: bytes) -> bool:
     except ValueError:
         return False
     return True
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the whole lines of a file; see `LineReader.lines`."""
-    return LineReader(path).lines()
 
 
 def read_values(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

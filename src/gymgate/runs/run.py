@@ -4,30 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Awaitable, Callable, Sequence
+import heapq
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
-from gymgate.core.errors import ConfigError, StackLostError
-from gymgate.rollouts import Rollout
-from gymgate.runs.collector import Collector, Log, OnChange, OnRollout, ignore, set_before_end
-from gymgate.runs.pace import Pace, fitting_concurrency
-from gymgate.runs.plan import Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
+from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError, from_wire
+from gymgate.core.task_groups import beside
+from gymgate.rollouts import Rollout, RolloutError
+from gymgate.rollouts.result import failed_rollout
+from gymgate.runs.layout import run_directories
+from gymgate.runs.pace import Pace, fitting_concurrency, may_retry, wait_s
+from gymgate.runs.plan import Identity, PlannedRollout, RolloutPlan, Shard
 from gymgate.runs.policy_wait import PolicyWait
 from gymgate.runs.progress import RunProgress
-from gymgate.runs.record import CollectedRollout
+from gymgate.runs.record import CollectedRollout, collected
 from gymgate.runs.settings import extent_of, settings_of
-from gymgate.runs.store import RunDirectory, open_run, run_directories
+from gymgate.runs.store import RunDirectory, checked_output, open_run
 from gymgate.runs.tracing import Tracer, models_of
 from gymgate.stack import Policy, Stack, acquire
+
+STALL_NAMES = 3
+"""Rollouts that a warning names."""
+REPLICA_SAMPLE_S = 5.0
+"""Seconds between two looks at the policy's replicas."""
+STATUS_S = 5.0
+"""Seconds that the stack has to answer what it waits for."""
+OnRollout = Callable[[CollectedRollout], Awaitable[None]]
+OnChange = Callable[[RunProgress], None]
+Log = Callable[[str], None]
+
+
+def ignore(_: object) -> None:
+    """Do nothing: the default of callbacks."""
 
 
 @dataclass
 class Collection:
-    """A run that is described and not started yet."""
+    """A run: what it is, and how far it is. Keeps no result."""
 
     stack: StackConfig
     policy: Policy
@@ -46,9 +65,17 @@ class Collection:
     """Exports each rollout as it finishes or fails permanently."""
     log: Log = ignore
     progress: RunProgress = field(default_factory=RunProgress)
-    collector: Collector | None = None
-    """While it runs."""
-    _draining: asyncio.Event = field(default_factory=asyncio.Event)
+    in_flight: dict[Identity, tuple[float, PlannedRollout]] = field(default_factory=dict)
+    """With the start, as of `time.monotonic`."""
+    _kept: RunDirectory | None = field(default=None, init=False)
+    """The directory while it is open."""
+    _on_rollout: OnRollout | None = field(default=None, init=False)
+    _on_change: OnChange = field(default=ignore, init=False)
+    _draining: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        if self.output is not None:
+            checked_output(self.output)
 
     @property
     def draining(self) -> bool:
@@ -66,73 +93,6 @@ class Collection:
         """Whether recorded rollouts answer for the policy."""
         return isinstance(self.policy, ReplayEndpoint)
 
-    async def run(
-        self,
-        *,
-        on_rollout: OnRollout | None = None,
-        on_change: OnChange = ignore,
-        on_ready: OnChange = ignore,
-        on_open: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Run what is left of the run. Raises what keeps it from starting or ends it early.
-
-        `on_rollout` gets each rollout that finished or failed permanently, after it was written. `on_open` is called when the
-        directory is this process's and its settings are the same, before anything starts; `on_ready` when the stack is up.
-        """
-        for error in self.plan.invalid:
-            self.log(f"left out: {error}")
-        async with contextlib.AsyncExitStack() as exits:
-            directory = self._open(exits)
-            finished_before = _Finished(directory, self.rerun_failed)
-            self._count(finished_before)
-            if on_open is not None:
-                await on_open()
-            if not self.progress.left:
-                on_ready(self.progress)
-                return
-            policy_wait = PolicyWait(self.policy, self.wait_for_policy_s, self.log)
-            exits.callback(policy_wait.close)
-            if not await set_before_end(self._draining, policy_wait.at_start()):
-                await self._run_until_done(
-                    directory, finished_before, policy_wait, on_rollout, on_change, on_ready
-                )
-
-    async def _run_until_done(
-        self,
-        directory: RunDirectory | None,
-        finished_before: _Finished,
-        policy_wait: PolicyWait,
-        on_rollout: OnRollout | None,
-        on_change: OnChange,
-        on_ready: OnChange,
-    ) -> None:
-        """A lost stack is started again, as long as rollouts finish in between."""
-        finished = -1
-        while True:
-            try:
-                async with acquire(self.stack, progress=self.log) as stack:
-                    self.collector = Collector(
-                        self.plan.rollouts(finished_before),
-                        functools.partial(self._run_one, stack),
-                        pace=self._fitting_pace(),
-                        progress=self.progress,
-                        directory=directory,
-                        on_rollout=self._traced(on_rollout),
-                        on_change=on_change,
-                        log=self.log,
-                        status=stack.status,
-                        after_failure=policy_wait.after,
-                        environments={name: agent.environment for name, agent in stack.agents.items()},
-                        draining=self._draining,
-                    )
-                    on_ready(self.progress)
-                    return await self.collector.run()
-            except StackLostError as error:
-                if directory is None or self.draining or self.progress.finished <= finished:
-                    raise
-                finished = self.progress.finished
-                self.log(f"{error}; starting it again")
-
     def settings(self) -> dict[str, Any]:
         """Return the settings that a resume must share, as JSON values."""
         return settings_of(self.stack, self.policy, self.limits, self.names)
@@ -141,51 +101,134 @@ class Collection:
         """Start nothing more; `run` returns when the rollouts under way have finished."""
         self._draining.set()
 
-    def _traced(self, on_rollout: OnRollout | None) -> OnRollout | None:
-        """Return `on_rollout`, which the tracer comes before if there is one."""
-        if (tracer := self.tracer) is None:
-            return on_rollout
-        models = models_of(self.policy, dict(self.stack.models))
+    async def run(
+        self,
+        *,
+        on_rollout: OnRollout | None = None,
+        on_change: OnChange = ignore,
+        on_ready: OnChange = ignore,
+        on_open: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Run what is left of the run, or finish what is under way after `drain`.
 
-        async def record(rollout: CollectedRollout) -> None:
-            tracer.record(rollout, models=models)
-            if on_rollout is not None:
-                await on_rollout(rollout)
+        Raises what keeps it from starting or ends it early (the disk is full, the stack is lost, everything fails), after
+        cancelling the rest; what had finished stays. `on_rollout` gets each rollout that finished or failed permanently,
+        after it was written. `on_open` is called when the directory is this process's and its settings
+        are the same, before anything starts; `on_ready` when the stack is up.
+        """
+        self._on_rollout, self._on_change = on_rollout, on_change
+        for error in self.plan.invalid:
+            self.log(f"left out: {error}")
+        async with contextlib.AsyncExitStack() as exits:
+            done = self._open(exits)
+            if on_open is not None:
+                await on_open()
+            if not self.progress.left:
+                on_ready(self.progress)
+                return
+            policy_wait = PolicyWait(self.policy, self.wait_for_policy_s, self.log)
+            exits.callback(policy_wait.close)
+            if not await set_before_end(self._draining, policy_wait.at_start()):
+                await self._run_until_done(done, policy_wait, on_ready)
 
-        return record
-
-    def _open(self, exits: contextlib.AsyncExitStack) -> RunDirectory | None:
+    def _open(self, exits: contextlib.AsyncExitStack) -> Container[Identity]:
+        """Open the directory, and return the rollouts to skip: those that finished or failed permanently before."""
+        progress, total = self.progress, self.plan.total()
         if self.directory is None or self.output is None:
-            return None
+            progress.total = total
+            return ()
         _refuse_other_split(self.output, self.plan.shard)
-        directory = exits.enter_context(
+        kept = exits.enter_context(
             open_run(self.directory, self.settings(), extent_of(self.plan), self.plan.row_keys())
         )
-        if directory.repaired:
+        self._kept, progress.tasks, progress.total = kept, kept.tasks, total
+        if kept.repaired:
             self.log(
-                f"{self.directory}: cut off {directory.repaired} bytes of a line that a killed run did not finish"
+                f"{self.directory}: cut off {kept.repaired} bytes of a line that a killed run did not finish"
             )
-        return directory
+        if self.rerun_failed:
+            kept.retry_failed()
+        if len(kept.done) or kept.given_up:
+            progress.resumed = sum(identity in kept for identity in self.plan.identities())
+            given_up = sum(identity in kept.given_up for identity in self.plan.identities())
+            progress.given_up_before = given_up
+            there = f"{progress.resumed - given_up} of {progress.total} rollouts are there already"
+            failed = f", {given_up} failed permanently (--rerun-failed retries them)" if given_up else ""
+            self.log(f"resuming {self.directory}: {there}{failed}")
+        return kept
 
-    def _count(self, finished_before: _Finished) -> None:
-        progress = self.progress
-        progress.total = self.plan.total()
-        if not finished_before:
-            return
-        progress.resumed = sum(identity in finished_before for identity in self.plan.identities())
-        given_up = sum(identity in finished_before.given_up for identity in self.plan.identities())
-        progress.given_up_before = given_up
-        there = f"{progress.resumed - given_up} of {progress.total} rollouts are there already"
-        failed = f", {given_up} failed permanently (--rerun-failed retries them)" if given_up else ""
-        self.log(f"resuming {self.directory}: {there}{failed}")
+    def _acquire(self) -> AbstractAsyncContextManager[Stack]:
+        return acquire(self.stack, progress=self.log)
 
-    def _fitting_pace(self) -> Pace:
-        fitting, message = fitting_concurrency(self.pace.concurrency)
+    async def _run_until_done(
+        self, done: Container[Identity], policy_wait: PolicyWait, on_ready: OnChange
+    ) -> None:
+        """A lost stack is started again, as long as rollouts finish in between."""
+        finished = -1
+        while True:
+            try:
+                async with self._acquire() as stack:
+                    on_ready(self.progress)
+                    return await self._collect(stack, self.plan.rollouts(done), policy_wait)
+            except StackLostError as error:
+                if self._kept is None or self.draining or self.progress.finished <= finished:
+                    raise
+                finished = self.progress.finished
+                self.log(f"{error}; starting it again")
+
+    async def _collect(
+        self, stack: Stack, planned: Iterator[PlannedRollout], policy_wait: PolicyWait
+    ) -> None:
+        """Run planned rollouts on a stack, many at once."""
+        self.progress.start()
+        concurrency, message = fitting_concurrency(self.pace.concurrency)
         if message is not None:
             self.log(message)
-        return self.pace.model_copy(update={"concurrency": fitting})
+        watching = [self._warn_of_stalls(stack), self._watch_replicas(stack)]
+        if self._kept is not None and self.pace.fsync_s:
+            watching.append(self._sync_regularly(self._kept))
+        async with beside(watching), asyncio.TaskGroup() as workers:
+            for _ in range(min(concurrency, max(1, self.progress.left))):
+                workers.create_task(self._work(stack, planned, policy_wait))
+
+    async def _work(self, stack: Stack, planned: Iterator[PlannedRollout], policy_wait: PolicyWait) -> None:
+        while not self.draining and (next_one := next(planned, None)) is not None:
+            self.in_flight[next_one.identity] = time.monotonic(), next_one
+            try:
+                await self._settle(stack, next_one, policy_wait)
+            finally:
+                del self.in_flight[next_one.identity]
+
+    async def _settle(self, stack: Stack, planned: PlannedRollout, policy_wait: PolicyWait) -> None:
+        """Make attempts until one finishes or the retries are spent."""
+        failures: Counter[str] = Counter()
+        if self._kept is not None:
+            failures.update(self._kept.attempts.get(planned.identity, ()))
+        while True:
+            rollout = await self._attempt(stack, planned)
+            if rollout.error is None:
+                return await self._finish(collected(planned, rollout, failures.total()))
+            failures[rollout.error.kind] += 1
+            again = may_retry(rollout, failures, self.pace.budgets)
+            await self._fail(collected(planned, rollout, failures.total()), final=not again)
+            if not again or await set_before_end(
+                self._draining, _pause(rollout.error, failures.total(), policy_wait)
+            ):
+                return None
+
+    async def _attempt(self, stack: Stack, planned: PlannedRollout) -> Rollout:
+        row = planned.row
+        try:
+            rollout = await self._run_one(stack, planned)
+        except (ConfigError, DataError) as error:  # this row cannot be run; the others can
+            located = DataError(f"{row.source}:{row.line}: {error}")
+            rollout = failed_rollout(located, environment=planned.environment or "", agent=row.agent or "")
+        if not rollout.environment and (agent := stack.agents.get(row.agent or "")) is not None:
+            return rollout.model_copy(update={"environment": agent.environment})
+        return rollout
 
     async def _run_one(self, stack: Stack, planned: PlannedRollout) -> Rollout:
+        """Make one attempt; a failed rollout is a result, not an exception."""
         policy = self.policy
         if planned.sent_seed is not None and isinstance(policy, HTTPEndpoint):
             sampling = (*policy.sampling, ("seed", planned.sent_seed))
@@ -198,22 +241,125 @@ class Collection:
             record_bodies=self.record_bodies,
         )
 
+    async def _finish(self, rollout: CollectedRollout) -> None:
+        # The disk first: a rollout that the caller was given is never run again.
+        if self._kept is not None:
+            self._kept.add(rollout)
+            if not self.pace.fsync_s:
+                self._kept.rollouts.sync()
+        self.progress.count(rollout)
+        await self._tell(rollout)
 
-class _Finished:
-    """Rollouts to skip: those that finished or failed permanently before."""
+    async def _fail(self, rollout: CollectedRollout, *, final: bool) -> None:
+        if self._kept is not None:
+            self._kept.add_failure(rollout, final=final)
+        self.progress.count_failure(rollout, final=final)
+        if final:
+            await self._tell(rollout)
+        else:
+            self._on_change(self.progress)
+        limit = self.pace.most_failures_in_a_row
+        if limit and self.progress.failed_in_a_row >= limit:
+            raise _everything_fails(rollout, limit, kept=self._kept is not None)
 
-    def __init__(self, directory: RunDirectory | None, rerun_failed: bool) -> None:
-        self.done = IdentitySet() if directory is None else directory.done
-        self.given_up: set[Identity] = set() if directory is None else directory.given_up
-        if rerun_failed and directory is not None:
-            directory.attempts.clear()
-            directory.given_up.clear()
+    async def _tell(self, rollout: CollectedRollout) -> None:
+        """Tell of a rollout that finished or failed permanently."""
+        self._on_change(self.progress)
+        if self.tracer is not None:
+            self.tracer.record(rollout, models=models_of(self.policy, dict(self.stack.models)))
+        if self._on_rollout is not None:
+            await self._on_rollout(rollout)
 
-    def __contains__(self, identity: object) -> bool:
-        return identity in self.done or identity in self.given_up
+    async def _sync_regularly(self, directory: RunDirectory) -> None:
+        while True:
+            await asyncio.sleep(self.pace.fsync_s)
+            await asyncio.to_thread(directory.sync)
 
-    def __bool__(self) -> bool:
-        return bool(len(self.done) or self.given_up)
+    async def _watch_replicas(self, stack: Stack) -> None:
+        """Sample the policy's replicas regularly, if it has several."""
+        while True:
+            await asyncio.sleep(REPLICA_SAMPLE_S)
+            try:
+                async with asyncio.timeout(STATUS_S):
+                    replicas = (await stack.status()).get("replicas")
+            except (TimeoutError, GymgateError):
+                continue
+            if not replicas and self.progress.finished:
+                return
+            self.progress.sample_replicas(replicas or {})
+            self._on_change(self.progress)
+
+    async def _warn_of_stalls(self, stack: Stack) -> None:
+        """Log what the run waits for after `stall_s` without a finished rollout, then after twice as long, ..."""
+        patience = self.pace.stall_s
+        while True:
+            idle = time.monotonic() - self.progress.last_finished
+            if idle < patience:
+                patience = self.pace.stall_s if idle < self.pace.stall_s else patience
+                await asyncio.sleep(max(0.01, patience - idle))
+                continue
+            if self.in_flight:
+                self.log(f"{self._describe_stall(idle)}{await self._describe_calls(stack)}")
+            patience = 2 * patience
+
+    def _describe_stall(self, idle: float) -> str:
+        now = time.monotonic()
+        longest = heapq.nsmallest(STALL_NAMES, self.in_flight.values(), key=lambda entry: entry[0])
+        named = "; ".join(
+            f"{planned.environment or planned.row.agent} {planned} for {now - since:.0f} s"
+            for since, planned in longest
+        )
+        rest = len(self.in_flight) - len(longest)
+        return f"nothing finished for {idle:.0f} s; waiting for {named}{f' and {rest} more' if rest else ''}"
+
+    async def _describe_calls(self, stack: Stack) -> str:
+        try:
+            async with asyncio.timeout(STATUS_S):
+                return describe_calls(await stack.status(), len(self.in_flight))
+        except (TimeoutError, GymgateError):
+            return "; the stack does not answer"
+
+
+async def _pause(error: RolloutError, failures: int, policy_wait: PolicyWait) -> None:
+    """Wait before the next attempt, and for what the failed one lacked."""
+    await asyncio.sleep(wait_s(failures))
+    await policy_wait.after(error)
+
+
+async def set_before_end(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` to its end, or cancel it as soon as `event` is set; whether it was. Raises what `work` raises."""
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(work), asyncio.create_task(event.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()
+        return event.is_set()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def describe_calls(status: Mapping[str, Any], rollouts: int) -> str:
+    """Which models the rollouts wait for, and which replicas are left out, from a stack's status."""
+    calls: Mapping[str, int] = status.get("calls") or {}
+    parts = [f"{count} calls to {server} have no answer" for server, count in sorted(calls.items())]
+    if not parts:
+        parts = [f"no model call is under way: {rollouts} rollouts are in their tools, scoring or queues"]
+    for url, replica in sorted((status.get("replicas") or {}).items()):
+        if not replica["healthy"]:
+            parts.append(f"replica {url} is left out")
+    return "; " + "; ".join(parts)
+
+
+def _everything_fails(rollout: Rollout, count: int, *, kept: bool) -> GymgateError:
+    assert rollout.error is not None
+    again = " with --rerun-failed" if kept else ""
+    message = (
+        f"stopped: {count} rollouts failed in a row, the last with {rollout.error.type}: {rollout.error.message}; "
+        f"fix the cause and run it again{again}"
+    )
+    return from_wire({"error": rollout.error.type, "message": message})
 
 
 def _refuse_other_split(output: Path, shard: Shard) -> None:

@@ -1,21 +1,15 @@
-"""A run's directory: one process writes it, and each line is there whole or not at all.
-
-run.json          settings, which a resume must share, and extent, which may grow
-rows.txt          the key of each row of the extent, a line each
-rollouts.jsonl    a line per finished rollout
-failures.jsonl    a line per failed attempt
-"""
+"""A run's directory as it is written: by one process, and each line is there whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-import re
+import shlex
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,24 +17,25 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.core.files import replacing
-from gymgate.runs.plan import Identity, IdentitySet, PlannedIdentities
-from gymgate.runs.record import line_error, line_identity, read_lines
+from gymgate.runs.aggregate import Runs, read_tasks
+from gymgate.runs.attempts import Attempt
+from gymgate.runs.layout import FAILURES, FORMAT, ROLLOUTS, ROWS, RUN, read_run
+from gymgate.runs.plan import Identity, IdentitySet
+from gymgate.runs.record import CollectedRollout, failure_line, to_line
 from gymgate.runs.settings import differences
 
-RUN, ROWS, ROLLOUTS, FAILURES, LOCK = "run.json", "rows.txt", "rollouts.jsonl", "failures.jsonl", ".lock"
-FORMAT = 1
+LOCK = ".lock"
 _BLOCK = 1 << 16
-_SHARD = re.compile(r"shard-([0-9]+)-of-([0-9]+)")
 
 
 class LineLog:
     """A file that only grows by whole lines. Each line is one write.
 
-    Opening the file cuts off a torn last line, or ends it if `repair` is false. An appended line outlives this process at
-    once, and a crash of the machine after the next `sync`.
+    Opening the file cuts off a torn last line. An appended line outlives this process at once, and a crash of the machine
+    after the next `sync`.
     """
 
-    def __init__(self, path: Path, *, repair: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.repaired = 0
         """Bytes of a torn last line that opening cut off."""
@@ -49,9 +44,7 @@ class LineLog:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._fd).st_size
             whole = _end_of_last_line(self._fd, self._size)
-            if whole < self._size and not repair:
-                self._size += os.write(self._fd, b"\n")
-            elif whole < self._size:
+            if whole < self._size:
                 os.ftruncate(self._fd, whole)
                 self.repaired, self._size = self._size - whole, whole
         except OSError as error:
@@ -94,8 +87,8 @@ class LineLog:
             os.close(fd)
 
 
-class RunDirectory:
-    """A run's directory, open for writing by this process alone."""
+class RunDirectory(Container[Identity]):
+    """A run's directory, open for writing by this process alone. What it holds is read once, when it is opened."""
 
     def __init__(self, path: Path) -> None:
         self.rollouts = LineLog(path / ROLLOUTS)
@@ -105,18 +98,37 @@ class RunDirectory:
         """Failed attempts of rollouts that have not finished, by the error's class."""
         self.given_up: set[Identity] = set()
         """Rollouts that failed permanently."""
-        self._read()
+        # After the rollouts, failed attempts: those of one that finished in the end do not count.
+        self.tasks = read_tasks(
+            Runs([path], first_of_overlap=True), see=self._see, see_attempt=self._see_failure
+        )
+        """What was there when it was opened."""
 
     @property
     def repaired(self) -> int:
         """Bytes of torn last lines that were cut off."""
         return self.rollouts.repaired + self.failures.repaired
 
-    def count_failure(self, identity: Identity, kind: str, *, final: bool) -> None:
-        """Count a failed attempt that is in `failures`."""
-        self.attempts.setdefault(identity, Counter())[kind] += 1
-        if final:
-            self.given_up.add(identity)
+    def add(self, rollout: CollectedRollout) -> None:
+        """Append a rollout that finished."""
+        self.rollouts.append(to_line(rollout))
+        self.done.add(rollout.identity)
+        self.attempts.pop(rollout.identity, None)
+
+    def add_failure(self, rollout: CollectedRollout, *, final: bool) -> None:
+        """Append a failed attempt; `final` if no further one follows."""
+        assert rollout.error is not None
+        self.failures.append(failure_line(rollout, final=final))
+        self._count_failure(rollout.identity, rollout.error.kind, final=final)
+
+    def __contains__(self, identity: object) -> bool:
+        """Whether a rollout finished or failed permanently: it is not run again."""
+        return identity in self.done or identity in self.given_up
+
+    def retry_failed(self) -> None:
+        """Give back the retries of the rollouts that failed."""
+        self.attempts.clear()
+        self.given_up.clear()
 
     def sync(self) -> None:
         """Put everything on the disk; blocking."""
@@ -127,21 +139,32 @@ class RunDirectory:
         self.rollouts.close()
         self.failures.close()
 
-    def _read(self) -> None:
-        for number, line in read_lines(self.rollouts.path):
-            try:
-                self.done.add(line_identity(line))
-            except ValueError as error:
-                raise line_error(self.rollouts.path, number, error) from error
-        # After the rollouts: failures of one that finished in the end do not count.
-        for number, line in read_lines(self.failures.path):
-            try:
-                identity = line_identity(line)
-                if identity not in self.done:
-                    failure = codec.loads_object(line)
-                    self.count_failure(identity, failure["error"]["kind"], final=failure["final"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise line_error(self.failures.path, number, error) from error
+    def _count_failure(self, identity: Identity, kind: str, *, final: bool) -> None:
+        self.attempts.setdefault(identity, Counter())[kind] += 1
+        if final:
+            self.given_up.add(identity)
+
+    def _see(self, attempt: Attempt) -> None:
+        if not attempt.has_failed:
+            self.done.add(attempt.identity)
+
+    def _see_failure(self, attempt: Attempt) -> None:
+        if attempt.identity not in self.done:
+            kind = "unknown" if attempt.error is None else attempt.error.kind
+            self._count_failure(attempt.identity, kind, final=attempt.final)
+
+
+def checked_output(path: Path) -> Path:
+    """Return the path of a run's directory. Raises `ConfigError` for the name of a file, or a file."""
+    if path.suffix in (".jsonl", ".ndjson"):
+        name = shlex.quote(str(path.with_suffix("")))
+        raise ConfigError(
+            f"-o {path}: a run is kept in a directory; give -o {name}, whose {ROLLOUTS} grows while it runs, and then "
+            f"gymgate export {name} --to jsonl -o {shlex.quote(str(path))}"
+        )
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"-o {path} is a file; give a directory")
+    return path
 
 
 @contextmanager
@@ -154,7 +177,7 @@ def open_run(
     and `DataError` if it cannot be written.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        checked_output(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _cannot_write(path, error) from error
     with _locked(
@@ -166,45 +189,6 @@ def open_run(
             yield directory
         finally:
             directory.close()
-
-
-def read_run(path: Path) -> dict[str, Any]:
-    """The content of a directory's `run.json`. Raises `DataError` if there is none or it has another format."""
-    try:
-        value = codec.loads((path / RUN).read_bytes())
-    except FileNotFoundError as error:
-        raise DataError(f"{path} holds no run: it has no {RUN}", path=str(path)) from error
-    except OSError as error:
-        raise DataError(f"cannot read {path / RUN}: {error.strerror}", path=str(path / RUN)) from error
-    except ValueError as error:
-        raise DataError(f"{path / RUN} is not JSON: {error}", path=str(path / RUN)) from error
-    if not isinstance(value, dict) or value.get("format") != FORMAT or "settings" not in value:
-        raise DataError(
-            f"{path / RUN} was not written by gymgate, or by a release that wrote runs in another form",
-            path=str(path / RUN),
-        )
-    return value
-
-
-def read_planned(path: Path, extent: Mapping[str, Any]) -> PlannedIdentities | None:
-    """The rollouts that a run consists of, by its extent; `None` if its directory does not list the rows."""
-    try:
-        return PlannedIdentities((path / ROWS).read_text().split(), extent)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataError(f"cannot read {path / ROWS}: {error.strerror}", path=str(path / ROWS)) from error
-
-
-def run_directories(path: Path) -> list[Path]:
-    """The directory itself if it holds a run, then its shards in order; not copies of shards under other names."""
-    shards = [
-        ((int(name[1]), int(name[2])), found.parent)
-        for found in path.glob(f"shard-*-of-*/{RUN}")
-        if (name := _SHARD.fullmatch(found.parent.name)) is not None
-    ]
-    own = [path] if (path / RUN).exists() else []
-    return own + [shard for _, shard in sorted(shards)]
 
 
 def _settle_settings(

@@ -12,13 +12,13 @@ from gymgate.core.config import EnvironmentConfig, RolloutLimits, RuntimeConfig,
 from gymgate.gym.rows import RowSource, open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts.row import make_row
-from gymgate.runs.collector import Log, ignore
+from gymgate.runs.attempts import read_attempts
+from gymgate.runs.layout import ROLLOUTS
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import PlannedIdentities, RolloutPlan, checked_shard
-from gymgate.runs.record import CollectedRollout, read_values
-from gymgate.runs.run import Collection
+from gymgate.runs.record import CollectedRollout, LineReader
+from gymgate.runs.run import Collection, Log, ignore
 from gymgate.runs.settings import extent_of
-from gymgate.runs.store import ROLLOUTS
 from gymgate.runs.tracing import Tracer
 from gymgate.stack import Policy
 
@@ -100,10 +100,9 @@ async def _rollouts_of(run: Collection, *, include_finished: bool) -> AsyncGener
         if not include_finished or run.directory is None:
             return
         planned = PlannedIdentities(run.plan.row_keys(), extent_of(run.plan))
-        for _, value in read_values(run.directory / ROLLOUTS):
-            rollout = CollectedRollout.model_validate(value)
-            if rollout.identity in planned:
-                await queue.put(rollout)
+        for attempt in read_attempts(LineReader(run.directory / ROLLOUTS)):
+            if attempt.identity in planned:
+                await queue.put(attempt.rollout())
 
     async def work() -> None:
         try:

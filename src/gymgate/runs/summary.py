@@ -48,8 +48,8 @@ def summarize(
 ) -> RunSummary:
     """Return the metrics of stored runs, as `gymgate aggregate` prints them.
 
-    Each is a directory of `gymgate run` or `collect`, whose shards are merged, a file of `gymgate run`, or a rollouts.jsonl of
-    NeMo Gym's collector. `ks` are the k of pass@k and maj@k, by default 1, 2, 4, 8, ...; `answer_key` is the field of the result
+    Each is a directory of `gymgate run` or `collect`, whose shards are merged, or a rollouts.jsonl of NeMo Gym's
+    collector. `ks` are the k of pass@k and maj@k, by default 1, 2, 4, 8, ...; `answer_key` is the field of the result
     that holds the answer. Raises `DataError` if a path holds no run or no rollout, and `ConfigError` for runs of different
     policies or with rollouts in common.
     """

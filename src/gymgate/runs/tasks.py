@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gymgate.core import codec
-from gymgate.core.config import POLICY
-from gymgate.rollouts.outcome import Outcome, outcome_of
-from gymgate.rollouts.result import number
-from gymgate.runs.costs import UsageCounts, tokens_of, tokens_of_line
-from gymgate.runs.record import CollectedRollout
+from gymgate.rollouts.outcome import Outcome
+from gymgate.runs.attempts import Attempt, Order, TaskKey
+from gymgate.runs.costs import UsageCounts
+from gymgate.runs.counts import RolloutCounts
 
 ANSWER_KEYS = (
     "extracted_answer",
@@ -30,15 +29,28 @@ ANSWER_KEYS = (
 _LONGEST_ANSWER = 64
 
 
-TaskKey = tuple[str, str, int]
-"""Environment, row key and occurrence: what the rollouts of a task have in common."""
+@dataclass
+class Known:
+    """The mean of what is known."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float | None) -> None:
+        """Add a number; `None`: it is not known."""
+        if value is not None:
+            self.total += value
+            self.count += 1
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
 
 
 class Score(NamedTuple):
     """The figures that are kept of one rollout."""
 
-    order: tuple[int, int]
-    """Seed and repeat."""
+    order: Order
     outcome: Outcome
     answer: str | None
 
@@ -55,10 +67,16 @@ class Task:
     source: str
     line: int
     scores: list[Score] = field(default_factory=list)
-    failed: int = 0
-    calls: int = 0
-    output_tokens: int = 0
-    seconds: float = 0.0
+    """Of the rollouts that finished."""
+    failures: set[Order] = field(default_factory=set)
+    """Rollouts that failed permanently."""
+    calls: Known = field(default_factory=Known)
+    output_tokens: Known = field(default_factory=Known)
+    seconds: Known = field(default_factory=Known)
+
+    @property
+    def failed(self) -> int:
+        return len(self.failures)
 
     @property
     def key(self) -> TaskKey:
@@ -81,24 +99,37 @@ class Task:
 
 @dataclass
 class CollectedTasks:
-    """The tasks of one or several runs."""
+    """The rollouts of runs by task; `Runs` reads them, a run under way adds its own."""
 
     tasks: dict[TaskKey, Task] = field(default_factory=dict)
     answer_keys: dict[str, str] = field(default_factory=dict)
-    """Environment -> field of its results that holds the answer, where there is one."""
-    notes: list[str] = field(default_factory=list)
-    """Notes for a reader of the metrics: missing rollouts, rewards that are not numbers."""
+    """By environment, the field of its results that holds the answer."""
     missing: list[str] = field(default_factory=list)
-    """The notes that name missing rollouts or shards."""
+    """Notes on runs, shards and rollouts that are not there."""
     lost: list[str] = field(default_factory=list)
-    """The notes that say how many rollouts failed permanently."""
+    """Notes on rollouts that failed permanently."""
+    strange: list[str] = field(default_factory=list)
+    """Notes on rollouts that are in two runs, or in none's plan."""
     not_numbers: int = 0
+    """Rewards that are not finite numbers."""
+    counts: RolloutCounts = field(default_factory=RolloutCounts)
+    """All rollouts by outcome."""
     usage: UsageCounts = field(default_factory=UsageCounts)
     """Tokens of all rollouts, those of failed attempts included."""
     policy: Mapping[str, Any] | None = None
     """The policy in the settings of the runs; `None` for rollouts that NeMo Gym collected."""
     created: int | None = None
     """Start of the first run, in seconds since 1970."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Everything that a reader of the numbers has to know."""
+        notes = [*self.strange, *self.lost, *self.missing]
+        if self.not_numbers:
+            notes.append(
+                f"{self.not_numbers} rewards are not finite numbers (at most 1e100) and are counted as unscored"
+            )
+        return notes
 
     @property
     def replayed(self) -> bool:
@@ -110,55 +141,51 @@ class CollectedTasks:
             self.tasks.values(), key=lambda task: (task.environment, task.task, task.row_key, task.occurrence)
         )
 
-    def add(self, value: Mapping[str, Any], answer_key: str | None = None) -> None:
-        """Add a line of a run's rollouts; its answer is in `answer_key`, else in the first known field that it has."""
-        task = self.task_of(value)
-        result = value.get("result") or {}
+    def add(self, attempt: Attempt, answer_key: str | None = None) -> None:
+        """Add a rollout that finished; its answer is in `answer_key`, else in the first known field that it has."""
+        task = self._task_of(attempt)
+        result = attempt.result or {}
         keys = (answer_key,) if answer_key else ANSWER_KEYS
         if (key := next((key for key in keys if key in result), None)) is not None:
             self.answer_keys.setdefault(task.environment, key)
-        if (given := value.get("reward")) is not None and number(given) is None:
-            self.not_numbers += 1
-        order = value.get("seed") or 0, int(value.get("repeat", 0))
-        task.scores.append(
-            Score(order, outcome_of(value), short_answer(result[key]) if key is not None else None)
-        )
-        calls, tokens = calls_and_tokens(value)
-        task.calls += calls
-        task.output_tokens += tokens
-        task.seconds += (value.get("timing") or {}).get("total_s") or 0.0
-        self.usage.add(task.environment, tokens_of_line(value))
+        self.not_numbers += attempt.is_no_number
+        answer = None if key is None else short_answer(result[key])
+        task.scores.append(Score(attempt.order, attempt.outcome, answer))
+        self.counts.add(attempt.outcome)
+        if attempt.order in task.failures:
+            task.failures.remove(attempt.order)
+            self.counts.outcomes["failed"] -= 1
+        task.calls.add(attempt.call_count)
+        task.output_tokens.add(attempt.output_tokens)
+        task.seconds.add(attempt.seconds)
+        self.usage.add(task.environment, attempt.tokens)
 
-    def add_rollout(self, rollout: CollectedRollout) -> None:
-        """Add a rollout that finished or failed permanently; of its calls only the tokens are counted."""
-        self.add({**vars(rollout), "calls": (), "timing": None, "usage": tokens_of(rollout)})
+    def fail(self, attempt: Attempt) -> None:
+        """Add a rollout that failed permanently."""
+        task = self._task_of(attempt)
+        self.counts.outcomes["failed"] += attempt.order not in task.failures
+        task.failures.add(attempt.order)
 
-    def task_of(self, value: Mapping[str, Any]) -> Task:
-        """The task that a line of a run belongs to."""
-        key = task_key(value)
-        if key not in self.tasks:
-            environment, row_key, occurrence = key
-            self.tasks[key] = Task(
+    def forget_failures(self) -> None:
+        """Forget which rollouts failed: they are read anew."""
+        self.tasks = {key: task for key, task in self.tasks.items() if task.scores}
+        for task in self.tasks.values():
+            task.failures.clear()
+        self.counts.outcomes["failed"] = 0
+
+    def _task_of(self, attempt: Attempt) -> Task:
+        if (task := self.tasks.get(attempt.task_key)) is None:
+            environment, row_key, occurrence = attempt.task_key
+            task = self.tasks[attempt.task_key] = Task(
                 environment=environment,
-                agent=str(value.get("agent", "")),
+                agent=attempt.agent,
                 row_key=row_key,
                 occurrence=occurrence,
-                task=int(value.get("task", 0)),
-                source=str(value.get("source", "")),
-                line=int(value.get("line", 0)),
+                task=attempt.task,
+                source=attempt.source,
+                line=attempt.line,
             )
-        return self.tasks[key]
-
-
-def task_key(value: Mapping[str, Any]) -> TaskKey:
-    """Return the key of the task that a line of a run belongs to."""
-    return str(value.get("environment", "")), str(value["row_key"]), int(value.get("occurrence", 0))
-
-
-def calls_and_tokens(value: Mapping[str, Any]) -> tuple[int, int]:
-    """Number of policy calls of a rollout's line, and tokens that they sampled."""
-    calls = [call for call in value.get("calls") or () if call.get("model_server") == POLICY]
-    return len(calls), sum((call.get("usage") or {}).get("output_tokens") or 0 for call in calls)
+        return task
 
 
 def short_answer(value: Any) -> str | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -69,7 +70,8 @@ def export_log(runs: Runs, output: Path) -> int:
 async def _log_of(runs: Runs) -> EvalLog:
     policy = runs.policy or {}
     model = str(policy.get("model") or policy.get("type") or "unknown")
-    rollouts = sorted(_rollouts(runs), key=_order)
+    attempts = itertools.chain(runs.rollouts(), runs.failures())
+    rollouts = sorted((attempt.rollout() for attempt in attempts), key=_order)
     epochs: Counter[str] = Counter()
     samples = []
     for rollout in rollouts:
@@ -103,17 +105,6 @@ async def _log_of(runs: Runs) -> EvalLog:
         ),
         samples=samples,
     )
-
-
-def _rollouts(runs: Runs) -> Iterator[CollectedRollout]:
-    """Yield the finished rollouts, and those of which no attempt finished."""
-    for value in runs.rollouts():
-        yield CollectedRollout.model_validate({"id": _rollout_id(value), **value})
-    for value in runs.failures():
-        timing = {"total_s": value.get("seconds") or 0.0}
-        yield CollectedRollout.model_validate(
-            {"id": _rollout_id(value), **value, "status": "failed", "timing": timing}
-        )
 
 
 async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSample:
@@ -191,16 +182,13 @@ def _usage(model: str, calls: Iterable[ModelCall]) -> dict[str, ModelUsage]:
 
 
 def _order(rollout: CollectedRollout) -> tuple[Any, ...]:
-    return (rollout.environment, rollout.task, rollout.occurrence, rollout.repeat, rollout.seed or 0)
+    seed = -1 if rollout.seed is None else rollout.seed
+    return (rollout.environment, rollout.task, rollout.occurrence, rollout.repeat, seed)
 
 
 def _sample_id(rollout: CollectedRollout) -> str:
     """Return the id that the task `gymgate/nemo_gym` gives the row."""
     return row_id(rollout.environment, rollout.row_key, rollout.occurrence)
-
-
-def _rollout_id(value: Mapping[str, Any]) -> str:
-    return f"{value['row_key']}-{value.get('repeat', 0)}-{value.get('seed')}"
 
 
 def _time(seconds: float) -> str:

@@ -81,7 +81,7 @@ async def conversation_of(params: dict[str, Any]) -> list[ChatMessage]:
         messages: list[ChatMessage] = await messages_from_openai_responses(input_items(params))
         return messages
     except Exception:  # the row is run as it is; only this view of it is poorer
-        entries = transcript({"result": {"responses_create_params": params}})
+        entries = transcript({"responses_create_params": params})
         return [ChatMessageUser(content="\n\n".join(f"{role}: {text}" for role, text in entries))]
 
 

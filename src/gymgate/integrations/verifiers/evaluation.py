@@ -31,7 +31,7 @@ from gymgate.core.errors import ConfigError
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import INFO_KEY, NeMoGymConfig
-from gymgate.rollouts import outcome_of
+from gymgate.runs.attempts import Attempt
 from gymgate.runs.counts import RolloutCounts
 from gymgate.runs.tasks import CollectedTasks
 
@@ -185,9 +185,10 @@ def metrics_of(
         traces: list[Trace[Any] | None] = [*episode.traces]
         for trace in traces or [None]:
             rollout: dict[str, Any] = {"status": "failed"} if trace is None else _rollout(trace)
-            outcome = outcome_of(rollout)
+            attempt = Attempt.model_construct(environment=name, row_key=row_key, repeat=0, **rollout)
+            outcome = attempt.outcome
             metrics.add(outcome)
-            tasks.add({"environment": name, "row_key": row_key, **rollout})
+            tasks.add(attempt)
             if trace is None:
                 continue
             if outcome.reason == "failed" and trace.errors:
@@ -207,7 +208,11 @@ def _rollout(trace: Trace[Any]) -> dict[str, Any]:
         return {"status": "failed"}
     weighted = [reward.value for reward in trace.rewards.values() if reward and reward.weight]
     rollout = trace.info.get(INFO_KEY) or {"status": "completed"}
-    return {**rollout, "reward": math.fsum(weighted) if weighted else None}
+    return {
+        "status": rollout.get("status"),
+        "result": rollout.get("result"),
+        "reward": math.fsum(weighted) if weighted else None,
+    }
 
 
 def _line(error: Error) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,14 @@ def export_traces(runs: Runs, output: Path) -> int:
     adapter = TypeAdapter(WireEpisode)
     count = 0
     with replacing(output) as file:
-        for value in runs.rollouts():
-            file.write(adapter.dump_json(episode_of(value), exclude_none=True) + b"\n")
+        for attempt in runs.rollouts():
+            file.write(adapter.dump_json(episode_of(attempt.rollout()), exclude_none=True) + b"\n")
             count += 1
     return count
 
 
-def episode_of(value: Mapping[str, Any]) -> WireEpisode:
-    """Return a line of a run as an episode of one trace."""
-    identity = f"{value['row_key']}-{value.get('repeat', 0)}-{value.get('seed')}"
-    rollout = CollectedRollout.model_validate({"id": identity, **value})
+def episode_of(rollout: CollectedRollout) -> WireEpisode:
+    """Return a rollout as an episode of one trace."""
     trace = trace_of(rollout)
     return WireEpisode(
         id=rollout.id,

@@ -1,0 +1,212 @@
+"""`Attempt`: one line of a stored run, checked where it is read; every count of stored rollouts is made of it."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from gymgate.core.config import POLICY, validation_message
+from gymgate.core.errors import ErrorKind
+from gymgate.rollouts.outcome import Outcome, outcome_of
+from gymgate.rollouts.record import RolloutStatus
+from gymgate.rollouts.result import number
+from gymgate.runs.costs import Tokens, tokens_of_calls
+from gymgate.runs.plan import Identity
+from gymgate.runs.record import CollectedRollout, LineReader, line_error
+
+Whole = Annotated[int, Field(strict=True, ge=0, le=1 << 53)]
+Real = Annotated[float, Field(strict=True, ge=-1e15, le=1e15)]
+Text = Annotated[str, Field(strict=True)]
+RowKey = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{16}$")]
+TaskKey = tuple[str, str, int]
+"""Environment, row key and occurrence: what the rollouts of a task have in common."""
+Order = tuple[int, int]
+"""Seed and repeat of a task's rollout; without a seed -1, which is no seed."""
+
+
+class Stored(BaseModel):
+    """Base of what is read of a line. Fields that nothing counts are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class StoredUsage(Stored):
+    """Token counts of one call; `None` where the endpoint did not say."""
+
+    input_tokens: Whole | None = None
+    output_tokens: Whole | None = None
+    cached_tokens: Whole | None = None
+    reasoning_tokens: Whole | None = None
+
+
+class StoredCall(Stored):
+    """What is counted of a model call."""
+
+    model_server: Text = POLICY
+    status_code: Whole | None = None
+    usage: StoredUsage = StoredUsage()
+    started_s: Real = 0.0
+    duration_s: Real = 0.0
+    request: Any = None
+
+
+class StoredError(Stored):
+    """Why an attempt failed. NeMo Gym has classes of failures that gymgate does not."""
+
+    kind: Text = "unknown"
+    type: Text = "unknown"
+    message: Text = ""
+    retryable: bool = False
+
+
+class StoredTiming(Stored):
+    """Seconds."""
+
+    total_s: Annotated[Real, Field(ge=0)] | None = None
+
+
+class Attempt(Stored):
+    """A rollout that finished, or a failed attempt at one. `None` is what its line does not say."""
+
+    row_key: RowKey
+    occurrence: Whole = 0
+    repeat: Whole
+    seed: Whole | None = None
+    task: Whole = 0
+    source: Text = ""
+    line: Whole = 0
+    """Line of the row in `source`."""
+    environment: Text = ""
+    agent: Text = ""
+    attempt: Whole = 0
+    status: RolloutStatus | None = None
+    reward: Any = None
+    """As it is stored; `outcome` has what counts."""
+    reward_parts: dict[Text, Real] | None = None
+    metrics: dict[Text, Real] | None = None
+    error: StoredError | None = None
+    final: bool = True
+    """For a failed attempt: whether no further one followed."""
+    result: dict[str, Any] | None = None
+    calls: tuple[StoredCall, ...] | None = None
+    usage: dict[Text, dict[Text, Whole | None] | None] | None = None
+    """Tokens by model server; stored of failed attempts, whose calls are not."""
+    timing: StoredTiming | None = None
+    finished: Annotated[Real, Field(ge=0, le=1e11)] | None = None
+    """Seconds since 1970."""
+    _record: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+    _path: Path = PrivateAttr(default=Path())
+    _number: int = PrivateAttr(default=0)
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any], path: Path, number: int) -> Self:
+        """Return the attempt in a line of a file. Raises `DataError` with path and line for a field of another form."""
+        try:
+            attempt = cls.model_validate(record)
+        except ValidationError as error:
+            raise line_error(path, number, _first_error(error)) from None
+        attempt._record, attempt._path, attempt._number = record, path, number
+        return attempt
+
+    @classmethod
+    def of(cls, rollout: CollectedRollout) -> Attempt:
+        """Return a rollout that finished or failed just now."""
+        return cls.model_construct(**rollout.__dict__)
+
+    @property
+    def identity(self) -> Identity:
+        """Which of the run's rollouts it is."""
+        return Identity(self.row_key, self.occurrence, self.repeat, self.seed)
+
+    @property
+    def task_key(self) -> TaskKey:
+        return self.environment, self.row_key, self.occurrence
+
+    @property
+    def order(self) -> Order:
+        return -1 if self.seed is None else self.seed, self.repeat
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What it counts for."""
+        error = self.error and {"kind": self.error.kind, "retryable": self.error.retryable}
+        return outcome_of({"status": self.status, "reward": self.reward, "error": error})
+
+    @property
+    def has_failed(self) -> bool:
+        return self.outcome.reason == "failed"
+
+    @property
+    def is_no_number(self) -> bool:
+        """Whether its reward is not a finite number."""
+        return self.reward is not None and number(self.reward) is None
+
+    @property
+    def policy_calls(self) -> Sequence[StoredCall] | None:
+        return None if self.calls is None else [call for call in self.calls if call.model_server == POLICY]
+
+    @property
+    def call_count(self) -> int | None:
+        """How often the policy was called."""
+        return None if (calls := self.policy_calls) is None else len(calls)
+
+    @property
+    def output_tokens(self) -> int | None:
+        """Tokens that the policy sampled; `None` if an answer did not say."""
+        if (calls := self.policy_calls) is None:
+            return None
+        counts = [call.usage.output_tokens for call in calls if not 400 <= (call.status_code or 0) < 500]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.timing is None else self.timing.total_s
+
+    @property
+    def tokens(self) -> Mapping[str, Tokens | None]:
+        """Tokens by model server; without calls those of the policy are unknown."""
+        if self.usage is not None:
+            return self.usage
+        return {POLICY: None} if self.calls is None else tokens_of_calls(self.calls)
+
+    def in_environment(self, environment: str) -> Self:
+        """Return it as one of another environment."""
+        return self.model_copy(update={"environment": environment})
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """Everything that its line holds."""
+        return self._record
+
+    def rollout(self) -> CollectedRollout:
+        """Return the whole record. Raises `DataError` with path and line if a field has another form."""
+        known = {
+            "id": f"{self.row_key}-{self.occurrence}-{self.repeat}-{'' if self.seed is None else self.seed}",
+            "status": "failed",
+            "timing": {"total_s": self._record.get("seconds") or 0.0},
+            **self._record,
+            "environment": self.environment,
+            "calls": self._record.get("calls") or (),
+        }
+        if self.error is not None and self.error.kind not in typing.get_args(ErrorKind):
+            known["error"] = {**self.error.model_dump(), "kind": "environment"}
+        try:
+            return CollectedRollout.model_validate({k: v for k, v in known.items() if v is not None})
+        except ValidationError as error:
+            raise line_error(self._path, self._number, _first_error(error)) from None
+
+
+def read_attempts(reader: LineReader) -> Iterator[Attempt]:
+    """Yield the next lines of a run's file. Raises `DataError` with path and line."""
+    for number_of_line, value in reader.values():
+        yield Attempt.read(value, reader.path, number_of_line)
+
+
+def _first_error(error: ValidationError) -> str:
+    return validation_message(error).partition("; ")[0][:300]

@@ -1,0 +1,270 @@
+"""Stored runs as attempts: what is not known stays unknown, no seed is not seed 0, and records of another form are named."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+from test_collect_growing import append, failure, line
+
+from gymgate.cli.aggregate import command as aggregate
+from gymgate.cli.compare import command as compare_command
+from gymgate.cli.export import command as export
+from gymgate.cli.report import command as report
+from gymgate.core.errors import DataError, GymgateError
+from gymgate.results.compare import compare
+from gymgate.results.growing import GrowingReport
+from gymgate.results.rescore import StoredRun
+from gymgate.runs.aggregate import Runs, read_runs
+from gymgate.runs.gym_rollouts import RolloutNumbers
+from gymgate.runs.metrics import summary_rows, task_rows
+from gymgate.runs.store import open_run
+from gymgate.runs.summary import summarize
+
+CALL = {"model_server": "policy_model", "status_code": 200, "started_s": 0.5, "duration_s": 1.0, "index": 0}
+CALL |= {"dialect": "chat", "usage": {"input_tokens": 3, "output_tokens": 7}}
+SETTINGS = {
+    "sources": ["s"],
+    "nemo_gym": "0.7.0",
+    "environments": [{"name": "e", "overrides": {}}],
+    "judges": {"j": {"type": "http", "model": "m"}},
+    "policy": {"type": "http", "model": "m"},
+    "limits": {"timeout_s": 60.0},
+}
+
+
+def stored(
+    path: Path, lines: list[dict[str, Any]], failures: list[dict[str, Any]] | None = None, **extent: Any
+) -> Path:
+    path.mkdir(parents=True)
+    whole = {"rollouts": len(lines), "rows": 1, "repeats": 9, "seeds": None, "shard": [1, 1], **extent}
+    described = {"format": 1, "settings": SETTINGS, "extent": whole, "created": 1_700_000_000}
+    (path / "run.json").write_bytes(orjson.dumps(described))
+    for name, values in (("rollouts.jsonl", lines), ("failures.jsonl", failures or [])):
+        append(path / name, b"".join(orjson.dumps(value) + b"\n" for value in values))
+    return path
+
+
+def whole_line(key: int, repeat: int, **fields: Any) -> dict[str, Any]:
+    known = {"id": f"{key}{repeat}", "calls": [CALL], "timing": {"total_s": 2.0}, "finished": 1.7e9}
+    return line(key, repeat, **{**known, "metrics": {"m": 1}, "reward_parts": {"p": 0.5}, **fields})
+
+
+def test_no_seed_is_not_seed_0(tmp_path: Path) -> None:
+    """A run without seeds that was extended with `--seeds 2` has three rollouts of a row, in whatever order they are read."""
+    seedless, seeded = (
+        line(0, 0, seed=None, reward=1.0),
+        [line(0, 0, seed=seed, reward=0.0) for seed in (0, 1)],
+    )
+    both = stored(tmp_path / "both", [seedless, *seeded])
+    other = stored(tmp_path / "other", [*seeded[::-1], {**seedless, "reward": 0.5}])
+    for first, second, difference in ((both, other, -0.5 / 3), (other, both, 0.5 / 3)):
+        [row] = compare(read_runs([first]), read_runs([second])).rows
+        assert (row["pairs"], row["difference"]) == (3, pytest.approx(difference))
+    runs = Runs([both])
+    numbering = RolloutNumbers(runs)
+    assert [numbering.of(attempt)["_ng_rollout_index"] for attempt in runs.rollouts()] == [0, 1, 2]
+    alone, seeds = stored(tmp_path / "alone", [seedless]), stored(tmp_path / "seeds", seeded)
+    with pytest.raises(DataError, match="seeds"):
+        compare(read_runs([alone]), read_runs([seeds]))
+
+
+def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
+    """NeMo Gym's rollouts say nothing of calls and time; one call of an own rollout has no usage; a task failed."""
+    gym = tmp_path / "gym.jsonl"
+    named = {"agent_ref": {"name": "a"}, "_ng_task_index": 0, "_ng_rollout_index": 0, "reward": 1.0}
+    append(gym, orjson.dumps(named) + b"\n")
+    unknown = {"mean_calls": None, "mean_output_tokens": None, "mean_seconds": None}
+    [row] = task_rows(read_runs([gym]))
+    assert row.items() >= unknown.items()
+    [chart, *_] = [part for part in _parts(gym) if "Sampled tokens" in str(part)]
+    assert chart["histogram"].get("mean") is None
+    assert (
+        CliRunner().invoke(export, [str(gym), "--to", "dataset", "-o", str(tmp_path / "d.jsonl")]).exit_code
+        == 0
+    )
+    flat = orjson.loads((tmp_path / "d.jsonl").read_bytes())
+    assert (flat["calls"], flat["output_tokens"], flat["seconds"]) == (None, None, None)
+
+    silent = {**CALL, "usage": {}}
+    run = stored(
+        tmp_path / "run",
+        [whole_line(0, 0), whole_line(0, 1, calls=[silent])],
+        [failure(1, 0, final=True)],
+    )
+    known, failed = task_rows(read_runs([run]))
+    assert (known["mean_calls"], known["mean_output_tokens"], known["mean_seconds"]) == (1.0, 7.0, 2.0)
+    assert failed.items() >= unknown.items()
+    [chart, *_] = [part for part in _parts(run) if "Sampled tokens" in str(part)]
+    assert (chart["histogram"]["count"], chart["histogram"]["mean"]) == (1, 7.0)
+
+
+def _parts(path: Path) -> list[Any]:
+    view = GrowingReport(path)
+    while view.read(float("inf")):
+        pass
+    return list(view.parts()[1])
+
+
+def test_failures_count_alike_in_a_directory_and_a_file(tmp_path: Path) -> None:
+    """In the table, a comparison, a report's charts and table of failures, and an export."""
+    base = stored(tmp_path / "base", [line(0, repeat, reward=1.0) for repeat in range(4)])
+    finished = [line(0, repeat, reward=1.0) for repeat in range(2)]
+    lost = [failure(0, repeat, final=True) for repeat in (2, 3)]
+    directory = stored(tmp_path / "run", finished, lost)
+    file = tmp_path / "file.jsonl"
+    append(file, b"".join(orjson.dumps(value) + b"\n" for value in [*finished, *lost]))
+    for run in (directory, file):
+        [row] = compare(read_runs([base]), read_runs([run])).rows
+        assert (row["pairs"], row["left_out"], row["failed_second"]) == (2, 2, 2)
+        [metrics] = summary_rows(read_runs([run]))
+        assert (metrics["rollouts"], metrics["failed"], metrics["scored"]) == (4, 2, 2)
+        parts = _parts(run)
+        [calls] = [part for part in parts if "Policy calls" in str(part)]
+        assert calls["histogram"]["count"] == 2
+        assert {"heading": "Failed attempts"} in parts
+        output = tmp_path / "flat.jsonl"
+        done = CliRunner().invoke(export, [str(run), "--to", "dataset", "-o", str(output)])
+        assert done.exit_code == 0, done.output
+        assert len(output.read_bytes().splitlines()) == 2
+    notes = read_runs([file]).lost
+    assert "2 of 4" in notes[0]
+
+
+def test_shards_that_were_run_differently_are_not_complete(tmp_path: Path) -> None:
+    for number, repeats in ((1, 4), (2, 2)):
+        lines = [line(number, repeat) for repeat in range(repeats)]
+        stored(tmp_path / f"shard-{number}-of-2", lines, repeats=repeats, shard=[number, 2])
+    [note] = read_runs([tmp_path]).missing
+    assert "shard-1-of-2" in note
+    assert "shard-2-of-2" in note
+    assert CliRunner().invoke(aggregate, [str(tmp_path), "--complete"]).exit_code == 1
+
+
+def test_an_export_of_records_is_read_as_the_run(tmp_path: Path) -> None:
+    run = stored(tmp_path / "run", [whole_line(0, repeat) for repeat in range(3)])
+    output = tmp_path / "x.jsonl"
+    done = CliRunner().invoke(export, [str(run), "--to", "jsonl", "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    assert output.read_bytes() == (run / "rollouts.jsonl").read_bytes()
+    assert summary_rows(read_runs([output])) == summary_rows(read_runs([run]))
+
+
+WRONG = [None, "", "x", -1, 0.5, 1e300, 2**70, True, [], [1], {}, {"a": 1}, [{"usage": 5}], [None]]
+
+
+def _paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = [prefix] if prefix else []
+    for name, item in items:
+        found += _paths(item, (*prefix, name))
+    return found
+
+
+def _mutated(value: dict[str, Any], dice: random.Random) -> dict[str, Any]:
+    """Another value, or nothing, at one place of a record."""
+    value = copy.deepcopy(value)
+    *parents, name = dice.choice(_paths(value))
+    place: Any = value
+    for parent in parents:
+        place = place[parent]
+    if dice.random() < 0.2:
+        del place[name]
+    else:
+        place[name] = dice.choice(WRONG)
+    return value
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_records_of_another_form_end_in_one_line(tmp_path: Path, seed: int) -> None:
+    """A mutated line or description: each command works, or raises an error of ours on one line, of a record with its line."""
+    dice = random.Random(seed)
+    lines = [whole_line(key, repeat) for key in range(2) for repeat in range(2)]
+    good = stored(tmp_path / "good", lines, [failure(0, 2, final=True), failure(1, 3, final=False)])
+    named = {"agent_ref": {"name": "a"}, "_ng_task_index": 0, "_ng_rollout_index": 0, "reward": 1.0}
+    result = {**lines[0]["result"], **named}
+    out, refused = tmp_path / "out", 0
+    for number in range(60):
+        run = tmp_path / f"run{number}"
+        kind = dice.choice(["run.json", "rollouts.jsonl", "failures.jsonl", "gym", "gym_failures"])
+        stored(run, lines, [failure(0, 2, final=True, usage={"policy_model": {"calls": 1}}, seconds=1.0)])
+        path = run / kind
+        if kind.startswith("gym"):
+            run = tmp_path / f"run{number}.jsonl"
+            path = run if kind == "gym" else tmp_path / f"run{number}_failures.jsonl"
+            append(run, orjson.dumps(result) + b"\n")
+            failed = {**named, "_ng_failure_class": "timeout", "_ng_failure_message": "m"}
+            append(tmp_path / f"run{number}_failures.jsonl", orjson.dumps(failed) + b"\n")
+        first, *rest = path.read_bytes().splitlines(keepends=True)
+        mutated = orjson.loads(first)
+        for _ in range(dice.choice([1, 1, 2])):
+            mutated = _mutated(mutated, dice) or {"a": 1}
+        path.write_bytes(_dumps(mutated) + b"".join(rest))
+        for command, arguments in (
+            (aggregate, [str(run), "-o", str(out / "tasks.jsonl"), "--price", "policy_model=1,1"]),
+            (compare_command, [str(good), str(run), "-o", str(out / "c.html")]),
+            (compare_command, [str(run), str(good), "--json"]),
+            (report, [str(run), "-o", str(out / "r.html")]),
+            (export, [str(run), "--to", "dataset", "-o", str(out / "d.jsonl")]),
+            (export, [str(run), "--to", "jsonl", "-o", str(out / "l.jsonl")]),
+            (export, [str(run), "--to", "gym", "-o", str(out / "g.jsonl")]),
+            (export, [str(run), "--to", "atif", "-o", str(out / f"atif{number}")]),
+            (export, [str(run), "--to", "rows", "-o", str(out / "rows.jsonl")]),
+        ):
+            error = CliRunner().invoke(command, arguments).exception
+            refused += _checked(error, mutated, (command.name, *arguments))
+        for read in (
+            lambda run=run: summarize(run),
+            lambda run=run: _parts(run),
+            lambda run=run: StoredRun(run),
+        ):
+            refused += _checked(_raised(read), mutated, read)
+        if run.is_dir():
+            refused += _checked(_raised(lambda run=run: _resumed(run)), mutated, "resume")
+    assert refused > 100
+
+
+def _dumps(value: Any) -> bytes:
+    import json
+
+    return json.dumps(value).encode() + b"\n"
+
+
+def _resumed(run: Path) -> None:
+    with open_run(run, SETTINGS, {}):
+        pass
+
+
+def _raised(read: Any) -> BaseException | None:
+    try:
+        read()
+    except Exception as error:
+        return error
+    return None
+
+
+def _checked(error: BaseException | None, record: Any, command: Any) -> bool:
+    if error is None or isinstance(error, SystemExit):
+        return False
+    assert isinstance(error, GymgateError), (command, record, repr(error))
+    assert len(str(error).splitlines()) == 1, (command, record)
+    return True
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"row_key": 5}, {"repeat": -1}, {"calls": {"a": 1}}, {"error": "x"}, {"timing": [1]}, {"status": "x"}],
+)
+def test_a_field_of_another_form_is_named_with_its_file_and_line(
+    tmp_path: Path, field: dict[str, Any]
+) -> None:
+    run = stored(tmp_path / "run", [whole_line(0, 0), {**whole_line(0, 1), **field}])
+    with pytest.raises(DataError) as raised:
+        read_runs([run])
+    assert (raised.value.path, raised.value.line) == (str(run / "rollouts.jsonl"), 2)
+    assert next(iter(field)) in str(raised.value)
