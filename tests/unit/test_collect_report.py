@@ -25,7 +25,7 @@ from gymgate.results.report import write_report
 from gymgate.results.report_data import time_split
 from gymgate.rollouts.transcript import Entry, transcript
 from gymgate.runs.aggregate import Runs
-from gymgate.runs.attempts import StoredCall
+from gymgate.runs.costs import StoredCall
 
 HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
 RESULT: dict[str, Any] = {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gymgate.core.config import POLICY
 from gymgate.results.page import Part, conversation
 from gymgate.rollouts.transcript import opening
 from gymgate.runs.attempts import Attempt, StoredError, TaskKey
-from gymgate.runs.costs import Call
+from gymgate.runs.costs import Calls
 
 TIMES = ("waiting and set-up", "policy", "tools and agent", "judges", "scoring")
 REWARD, CALLS, TOKENS, SECONDS = (
@@ -77,7 +76,7 @@ class ReportData:
         self.messages.setdefault((error.kind, error.type), error.message)
 
 
-def time_split(total_s: float, calls: Iterable[Call]) -> dict[str, float]:
+def time_split(total_s: float, calls: Calls) -> dict[str, float]:
     """Divide a rollout's seconds by what they were spent on; where calls overlap, the earlier one counts."""
     split = dict.fromkeys(TIMES, 0.0)
     reached, between = 0.0, "waiting and set-up"

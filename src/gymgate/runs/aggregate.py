@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.runs.attempts import Attempt, read_attempts
+from gymgate.runs.attempts import Attempt
 from gymgate.runs.gym_rollouts import read_gym_failures, stored_attempts
 from gymgate.runs.layout import FAILURES, ROLLOUTS, RUN, Extent, read_planned, read_run, run_directories
 from gymgate.runs.plan import IdentitySet
@@ -82,7 +82,7 @@ class Reading:
         if self.run.is_file:
             yield from read_gym_failures(self.run.path)
         else:
-            yield from read_attempts(LineReader(self.run.path / FAILURES))
+            yield from stored_attempts(LineReader(self.run.path / FAILURES))
 
 
 class Runs:

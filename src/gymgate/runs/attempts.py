@@ -3,56 +3,27 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from gymgate.core.config import POLICY, validation_message
 from gymgate.core.errors import ErrorKind
 from gymgate.rollouts.outcome import Outcome, outcome_of
 from gymgate.rollouts.record import RolloutStatus
 from gymgate.rollouts.result import number
-from gymgate.runs.costs import Tokens, tokens_of_calls
+from gymgate.runs.costs import Real, Stored, StoredCall, Text, Tokens, Whole, tokens_of_calls
 from gymgate.runs.plan import Identity
-from gymgate.runs.record import CollectedRollout, LineReader, line_error
+from gymgate.runs.record import CollectedRollout, line_error
 
-Whole = Annotated[int, Field(strict=True, ge=0, le=1 << 53)]
-Real = Annotated[float, Field(strict=True, ge=-1e15, le=1e15)]
-Text = Annotated[str, Field(strict=True)]
 RowKey = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{16}$")]
 TaskKey = tuple[str, str, int]
 """Environment, row key and occurrence: what the rollouts of a task have in common."""
 Order = tuple[int, int]
 """Seed and repeat of a task's rollout; without a seed -1, which is no seed."""
-
-
-class Stored(BaseModel):
-    """Base of what is read of a line. Fields that nothing counts are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class StoredUsage(Stored):
-    """Token counts of one call; `None` where the endpoint did not say."""
-
-    input_tokens: Whole | None = None
-    output_tokens: Whole | None = None
-    cached_tokens: Whole | None = None
-    reasoning_tokens: Whole | None = None
-
-
-class StoredCall(Stored):
-    """What is counted of a model call."""
-
-    model_server: Text = POLICY
-    status_code: Whole | None = None
-    usage: StoredUsage = StoredUsage()
-    started_s: Real = 0.0
-    duration_s: Real = 0.0
-    request: Any = None
 
 
 class StoredError(Stored):
@@ -200,12 +171,6 @@ class Attempt(Stored):
             return CollectedRollout.model_validate({k: v for k, v in known.items() if v is not None})
         except ValidationError as error:
             raise line_error(self._path, self._number, _first_error(error)) from None
-
-
-def read_attempts(reader: LineReader) -> Iterator[Attempt]:
-    """Yield the next lines of a run's file. Raises `DataError` with path and line."""
-    for number_of_line, value in reader.values():
-        yield Attempt.read(value, reader.path, number_of_line)
 
 
 def _first_error(error: ValidationError) -> str:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError
-from gymgate.rollouts import Rollout
+from gymgate.rollouts import ModelCall, Rollout
 from gymgate.runs.counts import OVERALL
 
 OTHERS = "*"
 """Model server whose price holds for each judge without its own."""
 TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=1 << 53)]
+Real = Annotated[float, Field(strict=True, ge=-1e15, le=1e15)]
+Text = Annotated[str, Field(strict=True)]
 Tokens = dict[str, int | None]
 """`calls` and each of `TOKENS`, for one rollout and model server."""
 
@@ -33,19 +36,34 @@ Prices = Mapping[str, Price]
 """By model server."""
 
 
-class Call(Protocol):
-    """A model call, stored or of a rollout that just finished."""
+class Stored(BaseModel):
+    """Base of what is read of a line. Fields that nothing counts are ignored."""
 
-    @property
-    def model_server(self) -> str: ...
-    @property
-    def status_code(self) -> int | None: ...
-    @property
-    def started_s(self) -> float: ...
-    @property
-    def duration_s(self) -> float: ...
-    @property
-    def usage(self) -> Any: ...
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class StoredUsage(Stored):
+    """Token counts of one call; `None` where the endpoint did not say."""
+
+    input_tokens: Whole | None = None
+    output_tokens: Whole | None = None
+    cached_tokens: Whole | None = None
+    reasoning_tokens: Whole | None = None
+
+
+class StoredCall(Stored):
+    """What is counted of a model call."""
+
+    model_server: Text = POLICY
+    status_code: Whole | None = None
+    usage: StoredUsage = StoredUsage()
+    started_s: Real = 0.0
+    duration_s: Real = 0.0
+    request: Any = None
+
+
+Calls = Iterable[StoredCall | ModelCall]
+"""Calls of a stored rollout, or of one that just finished."""
 
 
 @dataclass
@@ -131,7 +149,7 @@ def tokens_of(rollout: Rollout) -> dict[str, Tokens | None]:
     return tokens_of_calls(rollout.calls)
 
 
-def tokens_of_calls(calls: Iterable[Call]) -> dict[str, Tokens | None]:
+def tokens_of_calls(calls: Calls) -> dict[str, Tokens | None]:
     """Return the tokens of calls by model server; `None` where those of a call are unknown.
 
     A call that was refused (4xx) used none. One that failed otherwise may have been paid all the same.

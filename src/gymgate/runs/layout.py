@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 from gymgate.core import codec
 from gymgate.core.config import validation_message
 from gymgate.core.errors import DataError
-from gymgate.runs.attempts import Text, Whole
+from gymgate.runs.costs import Text, Whole
 from gymgate.runs.plan import PlannedIdentities
 from gymgate.runs.record import line_error
 

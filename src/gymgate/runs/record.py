@@ -17,6 +17,7 @@ from gymgate.runs.costs import tokens_of
 from gymgate.runs.plan import Identity, PlannedRollout
 
 _READ = 1 << 20
+_PLANNED = set(Identity._fields)
 
 
 class CollectedRollout(Rollout):
@@ -60,33 +61,22 @@ def collected(planned: PlannedRollout, rollout: Rollout, attempt: int) -> Collec
 
 def to_line(rollout: CollectedRollout) -> bytes:
     """One line."""
-    identity = rollout.identity._asdict()
-    body = rollout.model_dump(mode="json", exclude=set(identity))
+    body = rollout.model_dump(mode="json", exclude=_PLANNED)
     body["calls"] = _short(body["calls"])
-    return codec.dumps({**identity, **body}) + b"\n"
+    return codec.dumps({**rollout.identity._asdict(), **body}) + b"\n"
 
 
 def failure_line(rollout: CollectedRollout, *, final: bool) -> bytes:
     """One failed attempt as a line; `final` if no further one follows. It then has the calls, if their bodies were kept."""
-    assert rollout.error is not None
-    value: dict[str, Any] = {
-        **rollout.identity._asdict(),
-        "task": rollout.task,
-        "source": rollout.source,
-        "line": rollout.line,
-        "environment": rollout.environment,
-        "agent": rollout.agent,
-        "attempt": rollout.attempt,
-        "final": final,
-        "error": rollout.error.model_dump(),
-        "usage": tokens_of(rollout),
-        "seconds": round(rollout.timing.total_s, 3),
-        "finished": rollout.finished,
-    }
-    if final and any(call.request is not None for call in rollout.calls):
-        kept = rollout.model_dump(mode="json", include={"status", "result", "calls"})
-        value |= {**kept, "calls": _short(kept["calls"])}
-    return codec.dumps(value) + b"\n"
+    is_kept = final and any(call.request is not None for call in rollout.calls)
+    left_out = _PLANNED if is_kept else _PLANNED | {"result", "calls"}
+    body = rollout.model_dump(mode="json", exclude=left_out)
+    if is_kept:
+        body["calls"] = _short(body["calls"])
+    return (
+        codec.dumps({**rollout.identity._asdict(), **body, "final": final, "usage": tokens_of(rollout)})
+        + b"\n"
+    )
 
 
 def _short(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

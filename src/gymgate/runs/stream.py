@@ -12,7 +12,7 @@ from gymgate.core.config import EnvironmentConfig, RolloutLimits, RuntimeConfig,
 from gymgate.gym.rows import RowSource, open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts.row import make_row
-from gymgate.runs.attempts import read_attempts
+from gymgate.runs.gym_rollouts import stored_attempts
 from gymgate.runs.layout import ROLLOUTS
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import PlannedIdentities, RolloutPlan, checked_shard
@@ -100,7 +100,7 @@ async def _rollouts_of(run: Collection, *, include_finished: bool) -> AsyncGener
         if not include_finished or run.directory is None:
             return
         planned = PlannedIdentities(run.plan.row_keys(), extent_of(run.plan))
-        for attempt in read_attempts(LineReader(run.directory / ROLLOUTS)):
+        for attempt in stored_attempts(LineReader(run.directory / ROLLOUTS)):
             if attempt.identity in planned:
                 await queue.put(attempt.rollout())
 
