@@ -13,7 +13,7 @@ import pytest
 
 from gymgate.gateway import handler, senders
 from gymgate.gateway.requests import METADATA_KEY
-from gymgate.gateway.senders import uid_of
+from gymgate.gateway.senders import Sender, sender_of
 from gymgate.gateway.server import Gateway
 from support.upstream import RawConnection, Upstream
 
@@ -80,7 +80,8 @@ async def test_who_is_not_known_to_be_the_user_is_refused(
     owner: int | None, gateway: Gateway, policy: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     route = gateway.open(policy.endpoint(), metadata_routing=True)
-    monkeypatch.setattr(handler, "uid_of", lambda transport: owner)
+    sender = None if owner is None else Sender(owner, 1)
+    monkeypatch.setattr(handler, "sender_of", lambda transport: sender)
     async with aiohttp.ClientSession() as http:
         for port in (gateway.port, await gateway.port_for("judge")):
             for what, body in (
@@ -108,17 +109,19 @@ async def test_the_owner_of_a_connection_is_found(
     monkeypatch.setattr(senders, "_by_proc", lambda *given: asked.append("proc") or by_proc(*given))
     if way == "proc":
         monkeypatch.setattr(senders, "_NETLINK_SOCK_DIAG", 99)
-    owners: list[int | None] = []
+    senders_seen: list[Sender | None] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        owners.append(uid_of(writer.transport))
+        senders_seen.append(sender_of(writer.transport))
         writer.close()
+        senders_seen.append(sender_of(writer.transport))
 
     async with await asyncio.start_server(connected, host, 0) as server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        inode = os.fstat(writer.get_extra_info("socket").fileno()).st_ino
         assert await reader.read() == b""
         writer.close()
-    assert owners == [os.getuid()]
+    assert senders_seen == [Sender(os.getuid(), inode), None]
     assert asked == (["proc"] if way == "proc" else [])
 
 
