@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -16,10 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from openenv.core import GenericEnvClient, SyncEnvClient
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
+
+from gymgate.integrations.openenv.episode import NOT_FOUND, ToolEpisode
+from support.upstream import Seen, upstream
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
 
@@ -120,13 +125,44 @@ def test_what_is_no_tool_is_answered_as_one_that_is_missing(counter: str) -> Non
         with pytest.raises(RuntimeError, match=r"index=99: .*\b0 to \d+"):
             client.reset(index=99)
         client.reset(index=0)
-        for name in ("verify", "nonesuch", "../seed_session", ""):
+        for name in (
+            "verify",
+            "verify/",
+            "seed_session/",
+            "aggregate_metrics/",
+            "/",
+            "nonesuch",
+            "../seed_session",
+            "",
+        ):
             step = client.step({"type": "call_tool", "tool_name": name, "arguments": {}})
             assert (step.observation["result"], step.reward) == ('{"detail":"Not Found"}', None)
         bad = client.step(
             {"type": "call_tool", "tool_name": "increment_counter", "arguments": {"count": "x"}}
         )
         assert "int_parsing" in bad.observation["result"]
+
+
+def test_a_tool_reaches_no_other_route() -> None:
+    """A model that calls `verify/`, which the server redirects to `/verify`, would get its reward in mid-episode."""
+    asked: list[str] = []
+
+    async def script(seen: Seen) -> web.Response:
+        asked.append(seen.path)
+        return web.Response(status=307, headers={"Location": "/verify"}, text="moved")
+
+    async def calls(*names: str) -> list[str | None]:
+        tools = [{"type": "function", "name": name} for name in ("offered", "verify")]
+        async with upstream(script) as server:
+            url = server.url.removesuffix("/v1")
+            episode = ToolEpisode(url, "s", {"responses_create_params": {"tools": tools}}, timeout_s=10)
+            try:
+                return [(await episode.call_tool(name, {})).result for name in names]
+            finally:
+                await episode.close()
+
+    assert asyncio.run(calls("verify", "verify/", "hidden", "offered")) == [NOT_FOUND] * 3 + ["moved"]
+    assert asked == ["/offered"]
 
 
 def test_the_tools_of_the_row_are_listed(counter: str) -> None:
