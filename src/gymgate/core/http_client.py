@@ -60,6 +60,21 @@ _UNASKED = "it sent an answer before it had got the request"
 _IDLE_TOO_LONG = (b"HTTP/1.1 408", b"HTTP/1.0 408")
 """What load balancers say before they close an idle connection; it answers no request."""
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+: ?[^\r\n\0]*")
+_FRAMING = frozenset(
+    [
+        "connection",
+        "content-length",
+        "expect",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ]
+)
+"""Headers that say where a message ends, or are for one connection: the client's business. Given twice, they would leave
+part of a request in front of the connection's next one."""
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +145,10 @@ class Request:
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
-    """Headers as they are sent; `ValueError` for one that would break the request."""
+    """Headers as they are sent; `ValueError` for one that would break the request, or the next one on its connection."""
+    for name in headers:
+        if name.lower().replace("_", "-") in _FRAMING:  # some servers read `_` as `-`
+            raise ValueError(f"header {name!r} cannot be given: it is set for each request")
     lines = [f"{name}: {value}" for name, value in headers.items()]
     for line in lines:
         if not _HEADER.fullmatch(line):
