@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gymgate.core.errors import GymgateError, OptionError
+from gymgate.core.errors import GymgateError, OptionError, printable
 
 COMMANDS = {
     "Rollouts": ("run", "eval", "rescore", "slurm"),
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> Any:
     except ValueError as error:
         if (line := _invalid_config(error)) is None:
             raise
-        click.echo(f"gymgate: {line}", err=True)
+        click.echo(f"gymgate: {printable(line)}", err=True)
         sys.exit(2)
     if isinstance(result, int) and result:
         sys.exit(result)
