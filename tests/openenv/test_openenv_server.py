@@ -23,6 +23,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
+from gymgate.integrations.openenv import server
 from gymgate.integrations.openenv.episode import NOT_FOUND, ToolEpisode
 from support.upstream import Seen, upstream
 
@@ -153,8 +154,8 @@ def test_a_tool_reaches_no_other_route() -> None:
 
     async def calls(*names: str) -> list[str | None]:
         tools = [{"type": "function", "name": name} for name in ("offered", "verify")]
-        async with upstream(script) as server:
-            url = server.url.removesuffix("/v1")
+        async with upstream(script) as serving:
+            url = serving.url.removesuffix("/v1")
             episode = ToolEpisode(url, "s", {"responses_create_params": {"tools": tools}}, timeout_s=10)
             try:
                 return [(await episode.call_tool(name, {})).result for name in names]
@@ -230,3 +231,20 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(counter: str) ->
     line = refusal(COUNTER, "--port", port)
     assert line.startswith("gymgate: ")
     assert f"127.0.0.1:{port}: Address already in use" in line
+
+
+async def test_a_silent_session_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "FIRST_MESSAGE_S", 0.1)
+    monkeypatch.setattr(server, "SILENCE_S", 0.1)
+    said = asyncio.Queue[dict[str, Any]]()
+    heard: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] != "websocket.disconnect":
+            heard.append(message["type"])
+
+    for message in ("websocket.connect", "websocket.receive"):
+        said.put_nowait({"type": message})
+    async with asyncio.timeout(10):
+        await server.Doorkeeper(app)({"type": "websocket", "headers": []}, said.get, said.put)
+    assert heard == ["websocket.connect", "websocket.receive"]

@@ -65,7 +65,10 @@ def process_directory() -> Path:
     base = base_directory()
     _remove_of_dead(base, _OWN)
     path = base / f"{_OWN}{owner()}-{os.urandom(4).hex()}"
-    make_private(path)
+    try:
+        make_private(path)
+    except OSError as error:
+        raise SetupError(f"cannot make {path}: {error.strerror or error}") from error
     return path
 
 
