@@ -8,8 +8,10 @@ A request uses an idle connection to the same server or a new one, and the whole
 redirects or streams. httptools (llhttp, which Node and uvicorn use) parses the answers.
 
 Rollouts must not mix, and HTTP/1.1 does not say which request an answer belongs to. So a connection on which bytes wait is
-not used, an answer that was sent before a byte of its request had arrived is refused, and a server that once sent an answer too
-many gets a new connection for each request. (aiohttp's client does none of this.) Whatever a server sends is bounded.
+not used, an answer that was sent before a byte of its request had reached the other machine is refused, and a server that once
+sent an answer too many gets a new connection for each request. (aiohttp's client does none of this.) Whatever a server sends is
+bounded. A request has arrived once the server's kernel has it, on this machine at once. Whether the server has read it before
+it answers is not to be seen.
 """
 
 from __future__ import annotations
