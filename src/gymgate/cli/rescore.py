@@ -171,9 +171,9 @@ def _refuse_code_of_run(
     values = context.params
     stored = {config["name"]: config for config in run.settings.get("environments", ())}
     names = [config.name for config, _ in environments]
-    given = environment_configs(names, values["config"], values["agent"], values["settings"])
+    from_options = environment_configs(names, values["config"], values["agent"], values["settings"])
     missing: list[str] = []
-    for (config, environment), options in zip(environments, given, strict=True):
+    for (config, environment), options in zip(environments, from_options, strict=True):
         prefix = f"{config.name}:" if len(names) > 1 else ""
         if config.name not in named and not _is_in(environment.path, catalog):
             missing.append(f"--env {config.name}")

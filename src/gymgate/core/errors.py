@@ -38,7 +38,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u
 
 def printable(text: str) -> str:
     """Return text from outside as a terminal may be sent it: control characters as escapes, e.g. `\\x1b`."""
-    return _CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+    return _CONTROLS.sub(lambda control: control.group().encode("unicode_escape").decode(), text)
 
 
 class GymgateError(Exception):

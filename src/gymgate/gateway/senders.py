@@ -65,10 +65,10 @@ def _by_netlink(family: int, theirs: tuple[str, int], ours: tuple[str, int]) -> 
             answer = kernel.recv(4096)
     except OSError:  # forbidden, or not there
         return _by_proc(family, theirs, ours)
-    if _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY or answer[_STATE] != _ESTABLISHED:
+    if _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
         return None
     sender = Sender(*struct.unpack_from("=II", answer, _OWNER))
-    return sender if sender.inode else None
+    return sender if answer[_STATE] == _ESTABLISHED and sender.inode else None
 
 
 def _by_proc(family: int, theirs: tuple[str, int], ours: tuple[str, int]) -> Sender | None:
