@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
 
 import aiohttp
 import pytest
@@ -141,3 +144,18 @@ async def test_a_key_that_dies_while_its_body_arrives_opens_nothing(
     assert (await connection.answer())[0] == 404
     assert (policy.seen, route.calls) == ([], [])
     await connection.drop()
+
+
+@pytest.mark.parametrize("way", ["netlink", "proc"])
+def test_a_socket_that_is_closed_has_no_owner(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel calls its user 0, which is root."""
+    if way == "proc":
+        monkeypatch.setattr(senders, "_NETLINK_SOCK_DIAG", 99)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sending = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+        with accepted:
+            transport = SimpleNamespace(get_extra_info=lambda name: accepted, is_closing=lambda: False)
+            assert sender_of(cast(asyncio.Transport, transport)) is not None
+            sending.close()
+            assert sender_of(cast(asyncio.Transport, transport)) is None
