@@ -74,7 +74,7 @@ def test_a_verifier_that_got_stricter_is_found(tmp_path: Path) -> None:
     command("run", config, "-o", base, "-r", 2, "--judge", "a_judge=none")
     code = tmp_path / "e" / CODE
     code.write_text(code.read_text().replace("float(body.wanted in text)", "float(body.wanted == text)"))
-    command("rescore", base, "-o", strict)
+    command("rescore", base, "-o", strict, "--env", config)
     [environment], flips = (found := compared(base, strict))["environments"], found["flips"]
     assert (environment["pairs"], environment["first"], environment["second"]) == (4, 1.0, 0.5)
     assert [(flip["row"].rpartition(":")[2], flip["difference"]) for flip in flips] == [("2", -1.0)]
@@ -87,9 +87,10 @@ def test_a_judge_that_changed_its_mind_is_found(tmp_path: Path) -> None:
     config, base, other = with_recordings(tmp_path / "e", PARIS, ITALY), tmp_path / "a", tmp_path / "b"
     with judge("Paris and Rome") as kind, judge("Only Rome") as strict:
         command("run", config, "-o", base, "--set", f"{FAULTY}.fault=judge", "--judge", f"a_judge=m@{kind}")
-        unjudged = command("rescore", base, "-o", tmp_path / "c", code=1)
+        words = ("rescore", base, "--env", config, "--set", f"{FAULTY}.fault=judge")
+        unjudged = command(*words, "-o", tmp_path / "c", code=1)
         assert "needs an endpoint for model server 'a_judge'" in unjudged.stderr
-        command("rescore", base, "-o", other, "--judge", f"a_judge=m@{strict}")
+        command(*words, "-o", other, "--judge", f"a_judge=m@{strict}")
     found = compared(base, other)
     assert [(flip["row"].rpartition(":")[2], flip["difference"]) for flip in found["flips"]] == [("1", -1.0)]
 
@@ -101,13 +102,14 @@ def test_only_rollouts_whose_judge_failed(tmp_path: Path) -> None:
         words = ("run", config, "-o", base, *settings, "--bodies", "--judge", f"a_judge=m@{broken}")
         assert "1 x PolicyError" in command(*words, code=1).stderr
         words = ("rescore", base, "-o", again, "--judge-failed", "--json", "--judge", f"a_judge=m@{repaired}")
-        summary = read_output("rescore", command(*words).stdout)
+        summary = read_output("rescore", command(*words, "--env", config, *settings[:2]).stdout)
         assert (summary["total"], summary["finished"], summary["failed"]) == (1, 1, 0)
         assert summary["overall"]["mean_reward"] == 1.0
         nothing = command("rescore", again, "-o", tmp_path / "d", "--judge-failed", code=1)
         assert "no rollout with a failed judge is stored" in nothing.stderr
         whole = tmp_path / "whole"
-        command("rescore", base, "-o", whole, "--judge", f"a_judge=m@{repaired}")
+        words = ("rescore", base, "-o", whole, "--env", config, *settings[:2])
+        command(*words, "--judge", f"a_judge=m@{repaired}")
     assert sorted(value["line"] for _, value in read_values(whole / "rollouts.jsonl")) == [1, 2]
 
 
@@ -131,14 +133,14 @@ async def test_a_rollout_that_goes_otherwise_has_no_reward(tmp_path: Path) -> No
     rows.write_text("".join(json.dumps(row(text)) + "\n" for text in ("weather?", "talk")))
     rollouts = gymgate.collect([config], rows, policy=policy, output=base)
     assert {rollout.line: rollout.reward async for rollout in rollouts} == {1: 0.5, 2: 0.5}
-    done = command("rescore", base, "-o", again, code=1)
+    done = command("rescore", base, "-o", again, "--env", config.name, code=1)
     assert "1 of 2 rollouts diverged from what was recorded: they have no reward" in done.stderr
     [failure] = failures(again)
     assert (failure["line"], failure["final"], failure["error"]["type"]) == (1, True, "DivergedError")
     assert "the environment said something else than recorded" in failure["error"]["message"]
     [environment] = compared(base, again)["environments"]
     assert (environment["pairs"], environment["failed_second"]) == (1, 1)
-    strings = command("rescore", base, "-o", again, code=1)
+    strings = command("rescore", base, "-o", again, "--env", config.name, code=1)
     assert "1 failed permanently" in strings.stderr
 
 
@@ -207,6 +209,29 @@ def test_nemo_gyms_failures_of_a_judge_are_beside_its_rollouts(tmp_path: Path) -
     done = command(*words, "--env", config)
     [(_, value)] = read_values(tmp_path / "b" / "rollouts.jsonl")
     assert (value["line"], value["reward"], value["environment"]) == (2, 1.0, "faulty_agent"), done.stderr
+
+
+def test_a_run_does_not_decide_which_code_runs(tmp_path: Path) -> None:
+    """It may come from somebody else: its files and settings are used only if they are given once more."""
+    config, base, new = with_recordings(tmp_path / "e", PARIS), tmp_path / "a", tmp_path / "b"
+    started = tmp_path / "started"
+    code = tmp_path / "e" / CODE
+    setting = f"{FAULTY}.fault=none"
+    command("run", config, "-o", base, "--set", setting, "--judge", "a_judge=none")
+    code.write_text(f"open({str(started)!r}, 'w')\n{code.read_text()}")
+    lines = Path(shutil.copy(base / "rollouts.jsonl", tmp_path / "lines.jsonl"))
+    for stored, given, missing in (
+        (base, (), f"--env {config}"),
+        (base, ("--env", config), f"--set {setting}"),
+        (base, ("--set", setting), f"--env {config}"),
+        (lines, (), "--env"),
+    ):
+        refused = command("rescore", stored, "-o", new, "--judge", "a_judge=none", *given, code=1)
+        assert missing in refused.stderr
+        assert not started.exists()
+        assert not new.exists()
+    command("rescore", base, "-o", new, "--env", config, "--set", setting, "--judge", "a_judge=none")
+    assert started.exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -16,10 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from openenv.core import GenericEnvClient, SyncEnvClient
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
+
+from gymgate.integrations.openenv import server
+from gymgate.integrations.openenv.episode import NOT_FOUND, ToolEpisode
+from support.upstream import Seen, upstream
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
 
@@ -120,13 +126,44 @@ def test_what_is_no_tool_is_answered_as_one_that_is_missing(counter: str) -> Non
         with pytest.raises(RuntimeError, match=r"index=99: .*\b0 to \d+"):
             client.reset(index=99)
         client.reset(index=0)
-        for name in ("verify", "nonesuch", "../seed_session", ""):
+        for name in (
+            "verify",
+            "verify/",
+            "seed_session/",
+            "aggregate_metrics/",
+            "/",
+            "nonesuch",
+            "../seed_session",
+            "",
+        ):
             step = client.step({"type": "call_tool", "tool_name": name, "arguments": {}})
             assert (step.observation["result"], step.reward) == ('{"detail":"Not Found"}', None)
         bad = client.step(
             {"type": "call_tool", "tool_name": "increment_counter", "arguments": {"count": "x"}}
         )
         assert "int_parsing" in bad.observation["result"]
+
+
+def test_a_tool_reaches_no_other_route() -> None:
+    """A model that calls `verify/`, which the server redirects to `/verify`, would get its reward in mid-episode."""
+    asked: list[str] = []
+
+    async def script(seen: Seen) -> web.Response:
+        asked.append(seen.path)
+        return web.Response(status=307, headers={"Location": "/verify"}, text="moved")
+
+    async def calls(*names: str) -> list[str | None]:
+        tools = [{"type": "function", "name": name} for name in ("offered", "verify")]
+        async with upstream(script) as serving:
+            url = serving.url.removesuffix("/v1")
+            episode = ToolEpisode(url, "s", {"responses_create_params": {"tools": tools}}, timeout_s=10)
+            try:
+                return [(await episode.call_tool(name, {})).result for name in names]
+            finally:
+                await episode.close()
+
+    assert asyncio.run(calls("verify", "verify/", "hidden", "offered")) == [NOT_FOUND] * 3 + ["moved"]
+    assert asked == ["/offered"]
 
 
 def test_the_tools_of_the_row_are_listed(counter: str) -> None:
@@ -194,3 +231,20 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(counter: str) ->
     line = refusal(COUNTER, "--port", port)
     assert line.startswith("gymgate: ")
     assert f"127.0.0.1:{port}: Address already in use" in line
+
+
+async def test_a_silent_session_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "FIRST_MESSAGE_S", 0.1)
+    monkeypatch.setattr(server, "SILENCE_S", 0.1)
+    said = asyncio.Queue[dict[str, Any]]()
+    heard: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] != "websocket.disconnect":
+            heard.append(message["type"])
+
+    for message in ("websocket.connect", "websocket.receive"):
+        said.put_nowait({"type": message})
+    async with asyncio.timeout(10):
+        await server.Doorkeeper(app)({"type": "websocket", "headers": []}, said.get, said.put)
+    assert heard == ["websocket.connect", "websocket.receive"]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
 
 import aiohttp
 import pytest
 
 from gymgate.gateway import handler, senders
 from gymgate.gateway.requests import METADATA_KEY
-from gymgate.gateway.senders import uid_of
+from gymgate.gateway.senders import Sender, sender_of
 from gymgate.gateway.server import Gateway
 from support.upstream import RawConnection, Upstream
 
@@ -80,7 +83,8 @@ async def test_who_is_not_known_to_be_the_user_is_refused(
     owner: int | None, gateway: Gateway, policy: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     route = gateway.open(policy.endpoint(), metadata_routing=True)
-    monkeypatch.setattr(handler, "uid_of", lambda transport: owner)
+    sender = None if owner is None else Sender(owner, 1)
+    monkeypatch.setattr(handler, "sender_of", lambda transport: sender)
     async with aiohttp.ClientSession() as http:
         for port in (gateway.port, await gateway.port_for("judge")):
             for what, body in (
@@ -108,17 +112,19 @@ async def test_the_owner_of_a_connection_is_found(
     monkeypatch.setattr(senders, "_by_proc", lambda *given: asked.append("proc") or by_proc(*given))
     if way == "proc":
         monkeypatch.setattr(senders, "_NETLINK_SOCK_DIAG", 99)
-    owners: list[int | None] = []
+    senders_seen: list[Sender | None] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        owners.append(uid_of(writer.transport))
+        senders_seen.append(sender_of(writer.transport))
         writer.close()
+        senders_seen.append(sender_of(writer.transport))
 
     async with await asyncio.start_server(connected, host, 0) as server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        inode = os.fstat(writer.get_extra_info("socket").fileno()).st_ino
         assert await reader.read() == b""
         writer.close()
-    assert owners == [os.getuid()]
+    assert senders_seen == [Sender(os.getuid(), inode), None]
     assert asked == (["proc"] if way == "proc" else [])
 
 
@@ -138,3 +144,18 @@ async def test_a_key_that_dies_while_its_body_arrives_opens_nothing(
     assert (await connection.answer())[0] == 404
     assert (policy.seen, route.calls) == ([], [])
     await connection.drop()
+
+
+@pytest.mark.parametrize("way", ["netlink", "proc"])
+def test_a_socket_that_is_closed_has_no_owner(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel calls its user 0, which is root."""
+    if way == "proc":
+        monkeypatch.setattr(senders, "_NETLINK_SOCK_DIAG", 99)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sending = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+        with accepted:
+            transport = SimpleNamespace(get_extra_info=lambda name: accepted, is_closing=lambda: False)
+            assert sender_of(cast(asyncio.Transport, transport)) is not None
+            sending.close()
+            assert sender_of(cast(asyncio.Transport, transport)) is None

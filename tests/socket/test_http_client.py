@@ -15,6 +15,8 @@ import pytest
 import uvloop
 
 from gymgate.core import http_client
+from gymgate.core.config import HTTPEndpoint
+from gymgate.core.errors import ConfigError
 from gymgate.core.http_client import (
     DroppedError,
     HTTPClient,
@@ -24,6 +26,7 @@ from gymgate.core.http_client import (
     UnusableBodyError,
     header_lines,
 )
+from gymgate.gateway.backends.http import HTTPBackend
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -139,7 +142,7 @@ async def test_what_comes_unasked_answers_nobody(client: HTTPClient) -> None:
     async with serving(OK, OK) as server:
         request = Request(server.url)
         await client.send(request, timeout_s=5)
-        [connection] = client._open
+        [connection] = client._open.values()
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong")
         assert (await client.send(request, timeout_s=5)).body == b"ok"
         assert server.connections == 2
@@ -152,7 +155,7 @@ async def test_the_bound_on_headers_holds_within_one_packet(client: HTTPClient, 
         asking = asyncio.create_task(ask(client, server))
         async with asyncio.timeout(5):
             await server.got_request.wait()
-        [connection] = client._open
+        [connection] = client._open.values()
         connection.data_received(interim + OK.replace(b"\r\n\r\n", b"\r\n" + headers + b"\r\n"))
         with pytest.raises(DroppedError, match="bytes of headers"):
             await asking
@@ -380,3 +383,16 @@ def test_tls_on_uvloop(
     scene: Callable[..., Awaitable[None]], tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_uvloop(scene, tls, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "name", ["Content-Length", "transfer-encoding", "Connection", "Expect", "Upgrade", "Content_Length"]
+)
+def test_a_header_that_would_shift_the_next_request_is_refused(name: str) -> None:
+    """Connections are shared by everybody who calls the same address, whatever headers they send."""
+    with pytest.raises(ValueError, match=name):
+        Request("http://localhost/v1", {name: "40"})
+    with pytest.raises(ValueError, match=name):
+        header_lines({name: "40"})
+    with pytest.raises(ConfigError, match=name):
+        HTTPBackend(HTTPEndpoint(base_url="http://localhost/v1", headers={name: "40"}), HTTPClient())

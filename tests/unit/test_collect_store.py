@@ -334,16 +334,18 @@ def test_failures_that_end_a_run_grow_with_its_concurrency() -> None:
     assert [pace.most_failures_in_a_row for pace in ends] == [50, 200, 3, 0]
 
 
-def test_concurrency_fits_the_limit_on_open_files() -> None:
+@pytest.mark.parametrize(("limit", "fitting"), [(1024, 160), (256, 32)])
+def test_concurrency_fits_the_limit_on_open_files(limit: int, fitting: int) -> None:
+    """As many rollouts as the daemon takes at once."""
     code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 1024))\n"
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, {limit}))\n"
         "from gymgate.runs.pace import fitting_concurrency\n"
-        "print(fitting_concurrency(100)[0], *fitting_concurrency(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+        "print(fitting_concurrency(20)[0], *fitting_concurrency(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.split()[:2] == ["100", "192"]
-    assert "from 1000 to 192" in done.stdout
-    assert done.stdout.split()[-1] == "1024"
+    assert done.stdout.split()[:2] == ["20", str(fitting)]
+    assert f"from 1000 to {fitting}" in done.stdout
+    assert done.stdout.split()[-1] == str(limit)
     assert fitting_concurrency(1) == (1, None)

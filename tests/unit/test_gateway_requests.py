@@ -124,3 +124,63 @@ def test_error_texts() -> None:
     assert error_text({"detail": [1, 2]}) == '{"detail":[1,2]}'
     assert shortened("a\n  b", 300) == "a b"
     assert shortened("abcdefgh", 6) == "abc..."
+
+
+MESSAGE = {
+    "type": "message",
+    "id": "m",
+    "role": "assistant",
+    "content": [{"type": "output_text", "text": "x"}],
+}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+THOUGHT = {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("item", "place"),
+    [
+        ({**MESSAGE, "id": None}, "output.1.id"),
+        ({**MESSAGE, "role": "user"}, "output.1.role"),
+        ({**MESSAGE, "content": None}, "output.1.content"),
+        ({**MESSAGE, "content": [{"type": "output_text", "text": 1}]}, "output.1.content"),
+        ({**CALL, "arguments": {}}, "output.1.arguments"),
+        ({**CALL, "name": None}, "output.1.name"),
+        ({**CALL, "call_id": []}, "output.1.call_id"),
+        ({**THOUGHT, "summary": "x"}, "output.1.summary"),
+        ({"content": "x"}, "output.1.type"),
+        ({"type": 1}, "output.1.type"),
+    ],
+)
+def test_an_answer_that_breaks_the_schema_is_the_endpoints_fault(item: dict[str, Any], place: str) -> None:
+    """NeMo Gym's agent would answer it with HTTP 500, as if the environment were broken."""
+    assert place in str(fault_of({"output": [MESSAGE, item]}, "responses"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"usage": {"input_tokens": "many"}}, "usage.input_tokens"),
+        ({"object": "list"}, "object"),
+        ({"created_at": "x"}, "created_at"),
+        ({"tools": {}}, "tools"),
+    ],
+)
+def test_a_response_that_breaks_the_schema_is_the_endpoints_fault(fields: dict[str, Any], place: str) -> None:
+    assert place in str(fault_of({"output": [MESSAGE], **fields}, "responses"))
+
+
+def test_what_servers_leave_out_or_add_is_no_fault() -> None:
+    more = [
+        {"type": "web_search_call", "id": None},
+        {**CALL, "id": None, "status": None},
+        {**THOUGHT, "content": None},
+    ]
+    assert (
+        fault_of({"id": 1, "output": [MESSAGE, CALL, *more], "usage": {"cost": 1}, "x": 1}, "responses")
+        is None
+    )
+
+
+def test_a_tool_call_whose_id_is_no_text_is_the_endpoints_fault() -> None:
+    calls = [{"id": {}, "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    assert "id" in str(fault_of({"choices": [{"message": {"tool_calls": calls}}]}, "chat"))

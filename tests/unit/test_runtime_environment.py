@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.gym.runtime import clean_env
+from gymgate.gym.runtime import clean_env, daemon_env
 from gymgate.gym.runtime.environment import installer_env, users_env
 from gymgate.gym.runtime.pip_settings import index_settings
 
@@ -144,3 +144,28 @@ def test_an_unreadable_pip_file_is_passed_over(tmp_path: Path) -> None:
         "PIP_INDEX_URL": "https://d",
     }
     assert index_settings(environment)["UV_DEFAULT_INDEX"] == "https://d"
+
+
+def test_a_key_under_a_name_of_our_own_reaches_no_child(clean: pytest.MonkeyPatch) -> None:
+    """Where a prefix lets settings pass, a name that tells of a secret does not."""
+    secrets = (
+        "GYMGATE_JUDGE_KEY",
+        "GYMGATE_STACK_TOKEN",
+        "UV_PUBLISH_TOKEN",
+        "PYTHON_API_KEY",
+        "LC_KEY",
+        "XDG_KEY",
+    )
+    settings = (
+        "GYMGATE_CACHE",
+        "GYMGATE_OFFLINE",
+        "UV_INDEX_MINE_PASSWORD",
+        "UV_CACHE_DIR",
+        "PYTHONUTF8",
+        "LC_ALL",
+    )
+    for name in (*secrets, *settings):
+        clean.setenv(name, "x")
+    assert not {*secrets} & {*daemon_env(), *clean_env(), *installer_env()}
+    assert {*settings} <= {*daemon_env()}
+    assert "GYMGATE_JUDGE_KEY" in daemon_env(["GYMGATE_JUDGE_KEY"])

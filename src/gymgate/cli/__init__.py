@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import io
 import os
@@ -11,8 +12,9 @@ from typing import Any
 
 import click
 
-from gymgate.core.errors import GymgateError, OptionError
+from gymgate.core.errors import GymgateError, OptionError, printable
 
+_FULL_OR_TOO_LONG = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG})
 COMMANDS = {
     "Rollouts": ("run", "eval", "rescore", "slurm"),
     "Environments": ("list", "info", "data", "check", "init"),
@@ -76,6 +78,7 @@ def main(argv: list[str] | None = None) -> Any:
     try:
         # With `standalone_mode=False` click returns the code of an `Exit` instead of a result.
         result = cli.main(args=argv, standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
@@ -87,10 +90,16 @@ def main(argv: list[str] | None = None) -> Any:
     except GymgateError as error:
         click.echo(f"gymgate: {error}", err=True)
         sys.exit(2 if isinstance(error, OptionError) else 1)
+    except OSError as error:
+        if error.errno not in _FULL_OR_TOO_LONG:
+            raise
+        click.echo(f"gymgate: {str(error.filename or 'the output')[:80]}: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no place to go
+        sys.exit(1)
     except ValueError as error:
         if (line := _invalid_config(error)) is None:
             raise
-        click.echo(f"gymgate: {line}", err=True)
+        click.echo(f"gymgate: {printable(line)}", err=True)
         sys.exit(2)
     if isinstance(result, int) and result:
         sys.exit(result)

@@ -43,7 +43,7 @@ from gymgate.cli.options import (
     seconds_option,
     set_option,
 )
-from gymgate.cli.output import log, print_json
+from gymgate.cli.output import echo, log, print_json
 from gymgate.cli.policies import ask_judges, policy_endpoint, refuse_without_endpoint
 from gymgate.core.config import Routing, RuntimeConfig
 from gymgate.core.errors import ConfigError, GymgateError
@@ -285,7 +285,7 @@ def command(
         if not as_json:
             _print(result)
             for name in filter(result.missing.get, sections):
-                click.echo(f"  not measured: {name} ({result.missing[name]})")
+                echo(f"  not measured: {name} ({result.missing[name]})")
         missed.extend(_missed(result, thresholds))
 
     def finished(request: CheckRequest, outcome: CheckResult | GymgateError) -> None:
@@ -356,9 +356,9 @@ def _read_rows(
         if path is not None:
             save_record(path, result)
         if not as_json:
-            click.echo(f"{result.environment}: {result.data}")
+            echo(f"{result.environment}: {result.data}")
             for finding in unclean(result):
-                click.echo(f"  {finding}")
+                echo(f"  {finding}")
     if as_json:
         print_json([result.model_dump(mode="json") for result in results])
     missed = [_missed(result, thresholds) for result in results]
@@ -437,24 +437,24 @@ def _print(result: CheckResult) -> None:
 
     rewards = f" {result.matched}/{result.compared}" if result.compared else ""
     detail = f" ({result.detail})" if result.detail else ""
-    click.echo(f"{result.environment}: {result.verdict}{rewards}{detail} [{result.seconds:g} s]")
+    echo(f"{result.environment}: {result.verdict}{rewards}{detail} [{result.seconds:g} s]")
     differing = [row for row in result.rows if row.verdict == "differs"]
     for row in differing[:_SHOWN_ROWS]:
         recorded = "no reward" if row.recorded is None else f"{row.recorded:g}"
         reward = f"{row.reward:g}" if row.reward is not None else row.error or row.cause
-        click.echo(f"  {row.recording}: expected {recorded}, got {reward}")
+        echo(f"  {row.recording}: expected {recorded}, got {reward}")
     if len(differing) > _SHOWN_ROWS:
-        click.echo(f"  and {len(differing) - _SHOWN_ROWS} more")
+        echo(f"  and {len(differing) - _SHOWN_ROWS} more")
     if result.traceback:
-        click.echo(result.traceback)
+        echo(result.traceback)
     elif result.verdict == "failed" and result.evidence not in result.detail:
-        click.echo(f"  {result.evidence}")
+        echo(f"  {result.evidence}")
     for broken in result.broken:
         log(f"{result.environment}: skipped {broken}")
     for finding in findings(result) if result.measured else ():
-        click.echo(f"  {finding}")
+        echo(f"  {finding}")
     if result.policy is not None:
-        click.echo(f"  {result.policy}")
+        echo(f"  {result.policy}")
 
 
 def _show_logs(directory: Path, *, verbose: bool) -> None:
@@ -466,7 +466,7 @@ def _show_logs(directory: Path, *, verbose: bool) -> None:
         shutil.rmtree(stack, ignore_errors=True)
     for path in sorted(directory.glob("*.log")) if verbose else ():
         text = path.read_text(errors="replace")
-        click.echo(f"== {path.name}\n{text}", err=True)
+        echo(f"== {path.name}\n{text}", err=True)
 
 
 def _print_summary(results: Sequence[CheckResult]) -> None:
@@ -477,4 +477,4 @@ def _print_summary(results: Sequence[CheckResult]) -> None:
     stood_in = sum(result.rewarded_by_stand_in and not result.rewarded for result in results)
     rewarded = sum(result.rewarded for result in results) + stood_in
     by = f", {stood_in} of them with a stand-in for the judge" if stood_in else ""
-    click.echo(f"{len(results)} environments: {verdicts}; {rewarded} returned a reward{by}")
+    echo(f"{len(results)} environments: {verdicts}; {rewarded} returned a reward{by}")

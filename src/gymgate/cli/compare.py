@@ -11,7 +11,7 @@ import click
 
 from gymgate.cli.metrics_tables import shown_number
 from gymgate.cli.options import FILE, json_option, overlap_option, wide_option
-from gymgate.cli.output import Column, log, print_columns, print_json
+from gymgate.cli.output import Column, echo, log, print_columns, print_json
 from gymgate.core.errors import ConfigError
 from gymgate.results.compare import Comparison, compare, write_comparison
 from gymgate.rollouts.transcript import opening
@@ -122,7 +122,7 @@ def command(
             alone = ([task.name for task in side] for side in (compared.only_first, compared.only_second))
             documents.append(ComparedRun(other, compared.rows, flips, *alone))
         else:
-            click.echo(f"{other} (B) compared with {first} (A)")
+            echo(f"{other} (B) compared with {first} (A)")
             _print(compared.rows, wide=wide)
             _print_flips(compared, openings)
             _print_alone("A", compared.only_first)
@@ -165,9 +165,9 @@ def _print(rows: Sequence[Mapping[str, Any]], *, wide: bool) -> None:
 def _print_flips(compared: Comparison, openings: Mapping[TaskKey, str]) -> None:
     shown = compared.flips[:SHOWN_FLIPS]
     for flip in shown:
-        click.echo(f"  {flip.difference:+.3f}  {flip.task.name}  {openings[flip.task.key]}".rstrip())
+        echo(f"  {flip.difference:+.3f}  {flip.task.name}  {openings[flip.task.key]}".rstrip())
     if rest := len(compared.flips) - len(shown):
-        click.echo(f"  and {rest} more {'row differs' if rest == 1 else 'rows differ'}")
+        echo(f"  and {rest} more {'row differs' if rest == 1 else 'rows differ'}")
 
 
 def _print_alone(run: str, tasks: Sequence[Task]) -> None:
@@ -175,7 +175,7 @@ def _print_alone(run: str, tasks: Sequence[Task]) -> None:
     names = ", ".join(task.name for task in tasks[:SHOWN_ALONE])
     if names:
         rest = len(tasks) - SHOWN_ALONE
-        click.echo(f"  only in {run}: {names}{f' and {rest} more' if rest > 0 else ''}")
+        echo(f"  only in {run}: {names}{f' and {rest} more' if rest > 0 else ''}")
 
 
 def _p(row: Mapping[str, Any]) -> str:

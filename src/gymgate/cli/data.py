@@ -20,7 +20,7 @@ from gymgate.cli.options import (
     seconds_option,
     set_option,
 )
-from gymgate.cli.output import log, print_json, print_table
+from gymgate.cli.output import echo, log, print_json, print_table
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
 
@@ -114,7 +114,7 @@ def prepare(
     try:
         manifest = prepare_data(prepare_config, target, progress=log)
     except ScriptHelp as text:
-        click.echo(str(text))
+        echo(str(text))
         return
     if as_json:
         print_json(manifest)
@@ -187,7 +187,7 @@ def blend(files: tuple[str, ...], output: Path, rows: int | None, seed: int, as_
         print_json(result)
     else:
         print_table(("file", "rows"), [(name, str(count)) for name, count in result.taken.items()])
-        click.echo(f"{result.path}: {result.rows} rows, sha256 {result.sha256[:16]}")
+        echo(f"{result.path}: {result.rows} rows, sha256 {result.sha256[:16]}")
     if result.without_agent and len(parsed) > 1:
         log(
             f"warning: {result.without_agent} rows have no agent_ref; they run only with a single environment "

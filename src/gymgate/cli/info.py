@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gymgate.cli.options import gym_option, json_option
-from gymgate.cli.output import log, print_json, print_table
+from gymgate.cli.output import echo, log, print_json, print_table
 from gymgate.core.config import RuntimeConfig
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
 from gymgate.gym.catalog.model import Dataset
@@ -157,15 +157,15 @@ def _record(record: CheckResult) -> None:
     """The shipped record in short."""
     from gymgate.quality.record.findings import noticed
 
-    click.echo()
+    echo()
     cost, shape = record.cost, record.shape
     machine = f" ({record.machine})" if record.measured else ""
-    click.echo(f"checked {record.date} with nemo-gym {record.nemo_gym}{machine}:")
+    echo(f"checked {record.date} with nemo-gym {record.nemo_gym}{machine}:")
     compared = f", {record.matched} of {record.compared} recorded rewards" if record.compared else ""
-    click.echo(f"  verdict: {record.verdict}{compared}{f' ({record.detail})' if record.detail else ''}")
+    echo(f"  verdict: {record.verdict}{compared}{f' ({record.detail})' if record.detail else ''}")
     if record.deterministic is not None:
         count = record.deterministic.rollouts
-        click.echo(f"  scored again: {len(record.deterministic.changed)} of {count} rewards change")
+        echo(f"  scored again: {len(record.deterministic.changed)} of {count} rewards change")
     if cost is not None:
         figures = (
             (cost.verification_ms, "ms to verify"),
@@ -173,36 +173,34 @@ def _record(record: CheckResult) -> None:
             (cost.rollouts_per_core_s, "rollouts/s saturate a core"),
             (cost.ready_s, "s to start"),
         )
-        click.echo(
-            f"  cost: {', '.join(f'{value:g} {unit}' for value, unit in figures if value is not None)}"
-        )
+        echo(f"  cost: {', '.join(f'{value:g} {unit}' for value, unit in figures if value is not None)}")
     if shape is not None and shape.turns is not None:
         rewards = ", ".join(f"{value} ({count} times)" for value, count in shape.rewards.items())
-        click.echo(
+        echo(
             f"  recorded: {shape.recordings} rollouts of {shape.turns:g} turn(s) on average, rewards {rewards}"
         )
     if record.oracle is not None:
-        click.echo(f"  right answer: {record.oracle}")
+        echo(f"  right answer: {record.oracle}")
     if record.policy is not None:
-        click.echo(f"  model: {record.policy}")
+        echo(f"  model: {record.policy}")
     if record.data is not None:
-        click.echo(f"  rows: {record.data}")
+        echo(f"  rows: {record.data}")
     for finding in noticed(record):
         if finding.kind != "reward differs":  # the verdict says so
-            click.echo(f"  finding: {finding}")
+            echo(f"  finding: {finding}")
     for what, why in record.missing.items():
-        click.echo(f"  not measured: {what} ({why})")
+        echo(f"  not measured: {what} ({why})")
 
 
 def _head(environment: Environment) -> None:
-    click.echo(f"{environment.name} ({environment.kind}, domain {environment.domain or 'unknown'})")
+    echo(f"{environment.name} ({environment.kind}, domain {environment.domain or 'unknown'})")
     if environment.description:
-        click.echo(environment.description)
-    click.echo(str(environment.path))
+        echo(environment.description)
+    echo(str(environment.path))
 
 
 def _configs(environment: Environment, shown: EnvConfig) -> None:
-    click.echo()
+    echo()
     print_table(
         ("config", "agents", "other model servers", "needs"),
         (
@@ -218,29 +216,29 @@ def _configs(environment: Environment, shown: EnvConfig) -> None:
 
 
 def _data(environment: Environment, config: EnvConfig) -> None:
-    click.echo()
+    echo()
     if environment.data:
         print_table(
             ("data", "kind", "rows"),
             ((file.name, file.kind, str(file.rows())) for file in environment.data),
         )
     else:
-        click.echo("no packaged data")
+        echo("no packaged data")
     elsewhere = [
         f"{dataset.name} ({dataset.path})"
         for dataset in config.datasets
         if not any(file.path.as_posix().endswith(dataset.path) for file in environment.data)
     ]
     if elsewhere:
-        click.echo(f"declared but not in the release: {', '.join(elsewhere)}")
-        click.echo(f"get it with `gymgate data prepare {environment.known_as}`")
+        echo(f"declared but not in the release: {', '.join(elsewhere)}")
+        echo(f"get it with `gymgate data prepare {environment.known_as}`")
 
 
 def _sandboxes(environment: Environment, config: EnvConfig) -> None:
     """The providers and images that a config asks for, once each."""
     images = images_of_rows(environment)
     if config.sandboxes or images:
-        click.echo()
+        echo()
     if config.sandboxes:
         described = [_sandbox_description(config, each) for each in config.sandboxes]
         print_table(
@@ -256,7 +254,7 @@ def _sandboxes(environment: Environment, config: EnvConfig) -> None:
         )
     if images:
         more = f" and {len(images) - IMAGES_SHOWN} more" if len(images) > IMAGES_SHOWN else ""
-        click.echo(f"images of its packaged rows: {', '.join(images[:IMAGES_SHOWN])}{more}")
+        echo(f"images of its packaged rows: {', '.join(images[:IMAGES_SHOWN])}{more}")
 
 
 def _sandbox_description(config: EnvConfig, reference: SandboxReference) -> SandboxDescription:
@@ -276,14 +274,14 @@ def _sandbox_description(config: EnvConfig, reference: SandboxReference) -> Sand
 
 
 def _needs(config: EnvConfig) -> None:
-    click.echo()
+    echo()
     if not config.needs:
-        click.echo(f"config {config.name} needs only the release and a policy")
+        echo(f"config {config.name} needs only the release and a policy")
         return
-    click.echo(f"config {config.name} needs (estimated from its files):")
+    echo(f"config {config.name} needs (estimated from its files):")
     for need in config.needs:
-        click.echo(f"  {need.kind}: {need.detail}")
+        echo(f"  {need.kind}: {need.detail}")
     if config.requirements:
-        click.echo(
+        echo(
             f"{len(config.requirements)} Python requirement(s), installed on first use or by `gymgate setup`"
         )

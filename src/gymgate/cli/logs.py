@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gymgate.cli.ps import NONE
-from gymgate.core.errors import ConfigError, OptionError
+from gymgate.core.errors import ConfigError, OptionError, printable
 
 if TYPE_CHECKING:
     from gymgate.stack.daemons import DaemonProcess
@@ -126,6 +126,8 @@ class _Logs:
         if lines:
             prefix = b"" if self._server is not None else os.fsencode(f"{name} | ")
             output = sys.stdout.buffer
+            if sys.stdout.isatty():
+                lines = [printable(line.decode(errors="replace")).encode() for line in lines]
             left = memoryview(b"".join(prefix + line + b"\n" for line in lines))
             while left:  # with PYTHONUNBUFFERED a write may take a part only
                 left = left[output.write(left) :]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymgate.cli.output import Column, log, print_columns
+from gymgate.cli.output import Column, echo, log, print_columns
 from gymgate.core.config import POLICY
 from gymgate.runs.costs import TokenUsage, dollars
 from gymgate.runs.counts import NOT_SCORED, OVERALL
@@ -82,7 +82,7 @@ def _print(columns: Sequence[Column], *, markdown: bool, drop: bool) -> None:
     lines = [[column.title for column in columns], ["---", *["---:"] * (len(columns) - 1)]]
     lines += [list(cells) for cells in zip(*(column.cells for column in columns), strict=True)]
     for line in lines:
-        print(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |")
+        echo(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |")
 
 
 def _columns(rows: Rows, ks: Sequence[int] | None, *, replayed: bool) -> list[Column]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
-import yaml
 from annotated_types import Ge, Gt
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
@@ -30,6 +29,7 @@ from gymgate.core.config import (
     StackConfig,
 )
 from gymgate.core.errors import OptionError
+from gymgate.gym.catalog.parse import parse_yaml
 from gymgate.runs.costs import Price
 from gymgate.runs.pace import Pace
 from gymgate.runs.spec import RunSpec
@@ -505,8 +505,8 @@ def checked_url(text: str) -> str:
 def yaml_value(option: str, text: str, value: str) -> Any:
     """Return the value of `OPTION KEY=VALUE`, which is YAML. Raises `OptionError`."""
     try:
-        return yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError) as error:
+        return parse_yaml(value)
+    except ValueError as error:
         raise OptionError(
             f"{option} {text!r}: the value is not YAML: {' '.join(str(error).split())}"
         ) from None

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from gymgate.core.errors import printable
+
 Log = Callable[[str], None]
 """Takes a message for the user: `log` here, or one that prints beside a progress bar."""
 GAP = "  "
@@ -21,7 +23,12 @@ _WIDE = 100_000
 
 def log(message: str) -> None:
     """Print a message to stderr."""
-    click.echo(message, err=True)
+    echo(message, err=True)
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print text that may hold words from outside: of a model, an endpoint, an environment or a file."""
+    click.echo(printable(text), err=err)
 
 
 def print_json(value: Any) -> None:
@@ -129,7 +136,7 @@ def _print(columns: Sequence[Column], wrapped: Container[str] = ()) -> None:
             justify="left" if column.left else "right",
         )
     for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     if terminal:
         console.print(table)
         return

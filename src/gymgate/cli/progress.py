@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gymgate.cli.output import Log, log
+from gymgate.core.errors import printable
 from gymgate.runs.costs import dollars
 from gymgate.runs.counts import NOT_SCORED
 from gymgate.runs.progress import RunProgress
@@ -36,7 +37,10 @@ def showing_progress() -> Iterator[tuple[Show, Log]]:
         def show(progress: RunProgress) -> None:
             bar.update(task, total=progress.total, completed=progress.done, description=state(progress))
 
-        yield show, lambda message: console.print(message, markup=False, highlight=False, soft_wrap=True)
+        yield (
+            show,
+            lambda message: console.print(printable(message), markup=False, highlight=False, soft_wrap=True),
+        )
 
 
 class Lines:

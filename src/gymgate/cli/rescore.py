@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gymgate.cli.options import GroupedCommand, add_options, complete_environments, option
+from gymgate.cli.environments import environment_configs
+from gymgate.cli.options import GroupedCommand, add_options, complete_environments, is_given, option
 from gymgate.cli.output import Log
 from gymgate.cli.policies import ask_judges
 from gymgate.cli.run import CONDUCT_OPTIONS, SHARD_OPTION, conduct, finish, showing_run
 from gymgate.cli.run_spec import environment_of, overridden, runtime_of
-from gymgate.core.config import ReplayEndpoint, RuntimeConfig
+from gymgate.core.config import EnvironmentConfig, ReplayEndpoint, RuntimeConfig
 from gymgate.core.errors import ConfigError, DivergedError
-from gymgate.gym.catalog import Catalog
+from gymgate.gym.catalog import Catalog, Environment
 from gymgate.gym.needs import require_needs
 from gymgate.gym.runtime import open_catalog
 from gymgate.results.rescore import Rescoring, StoredRun
@@ -33,7 +35,7 @@ from gymgate.runs.spec import RunSpec
     multiple=True,
     metavar="ENV",
     shell_complete=complete_environments,
-    help="Environment that plays the rollouts, e.g. the path of a config file. Repeatable. [those of RUN]",
+    help="Environment that plays the rollouts, e.g. the path of a config file. Repeatable. [the packaged ones of RUN]",
 )
 @SHARD_OPTION
 @add_options(CONDUCT_OPTIONS)
@@ -70,6 +72,9 @@ def command(
     rollout that does not go exactly as recorded is diverged: it has no reward and counts as failed. Judges are asked again, so
     they need their endpoints. Exits as gymgate run.
 
+    RUN may come from somebody else, so it does not decide which code runs: an environment or a config by path, a sandbox
+    and settings are used only if --env, --config, --sandbox and --set give them here, too.
+
     \b
     gymgate rescore runs/base -o runs/base-0.6 --gym 0.6.0
     gymgate rescore runs/base -o runs/strict --set mcqa.resources_servers.mcqa.KEY=VALUE
@@ -89,6 +94,9 @@ def command(
             ask_judges(dict(spec.stack.models), 0, log)
         catalog = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=log)
         found = [catalog.find(each.name, each.config) for each in spec.stack.environments]
+        _refuse_code_of_run(
+            context, run, named, list(zip(spec.stack.environments, found, strict=True)), catalog
+        )
         require_needs(spec.stack, found, replayed=True)
         rescoring = Rescoring(
             stack=spec.stack,
@@ -146,6 +154,49 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
             catalog = open_catalog(runtime, progress=log)
             names = sorted({_environment_of(agent, run, catalog) for agent in run.environments})
     return overridden(context, file, names)
+
+
+def _refuse_code_of_run(
+    context: click.Context,
+    run: StoredRun,
+    named: tuple[str, ...],
+    environments: Sequence[tuple[EnvironmentConfig, Environment]],
+    catalog: Catalog,
+) -> None:
+    """Refuse files and settings that RUN names and the command line does not: they decide which code runs.
+
+    Raises `ConfigError` with the options that would use them.
+    """
+    values = context.params
+    stored = {config["name"]: config for config in run.settings.get("environments", ())}
+    names = [config.name for config, _ in environments]
+    from_options = environment_configs(names, values["config"], values["agent"], values["settings"])
+    missing: list[str] = []
+    for (config, environment), options in zip(environments, from_options, strict=True):
+        prefix = f"{config.name}:" if len(names) > 1 else ""
+        if config.name not in named and not _is_in(environment.path, catalog):
+            missing.append(f"--env {config.name}")
+        if config.config is not None and options.config is None:
+            files = environment.config(config.config).all_files
+            configs = (config.config,) if isinstance(config.config, str) else config.config
+            missing += [
+                f"--config {name}" for name in configs if not all(_is_in(file, catalog) for file in files)
+            ]
+        sandbox = stored.get(config.name, {}).get("sandbox")
+        if sandbox is not None and not is_given(context, "sandbox"):
+            missing.append(f"--sandbox {sandbox}")
+        settings, repeated = dict(config.overrides), dict(options.overrides)
+        missing += [f"--set {prefix}{key}={value}" for key, value in settings.items() if key not in repeated]
+    if missing:
+        raise ConfigError(
+            f"{run.path} names files or settings that decide which code runs; give them here to use them: "
+            f"{' '.join(missing)}"
+        )
+
+
+def _is_in(path: Path, catalog: Catalog) -> bool:
+    """Whether a file is the release's, or below a directory that the command line gives."""
+    return any(path.resolve().is_relative_to(root.resolve()) for root in catalog.roots)
 
 
 def _environment_of(agent: str, run: StoredRun, catalog: Catalog) -> str:

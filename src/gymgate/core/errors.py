@@ -25,10 +25,20 @@ with attributes for programs to read.
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal
 
 ErrorKind = Literal["infrastructure", "environment", "policy", "data", "timeout"]
 """The cause of a failed rollout; decides about retries and is counted in metrics."""
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, without line ends and tabs: escapes, and marks that reorder a line."""
+
+
+def printable(text: str) -> str:
+    """Return text from outside as a terminal may be sent it: control characters as escapes, e.g. `\\x1b`."""
+    return _CONTROLS.sub(lambda control: control.group().encode("unicode_escape").decode(), text)
 
 
 class GymgateError(Exception):
@@ -38,8 +48,8 @@ class GymgateError(Exception):
     """Attributes that cross a process boundary beside the message."""
 
     def __init__(self, message: str, **attributes: Any) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = printable(message)
+        super().__init__(self.message)
         for name in self.fields:
             setattr(self, name, attributes.pop(name, None))
         if attributes:

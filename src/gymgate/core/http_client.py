@@ -8,8 +8,10 @@ A request uses an idle connection to the same server or a new one, and the whole
 redirects or streams. httptools (llhttp, which Node and uvicorn use) parses the answers.
 
 Rollouts must not mix, and HTTP/1.1 does not say which request an answer belongs to. So a connection on which bytes wait is
-not used, an answer that was sent before a byte of its request had arrived is refused, and a server that once sent an answer too
-many gets a new connection for each request. (aiohttp's client does none of this.) Whatever a server sends is bounded.
+not used, an answer that was sent before a byte of its request had reached the other machine is refused, and a server that once
+sent an answer too many gets a new connection for each request. (aiohttp's client does none of this.) Whatever a server sends is
+bounded. A request has arrived once the server's kernel has it, on this machine at once. Whether the server has read it before
+it answers is not to be seen.
 """
 
 from __future__ import annotations
@@ -60,6 +62,21 @@ _UNASKED = "it sent an answer before it had got the request"
 _IDLE_TOO_LONG = (b"HTTP/1.1 408", b"HTTP/1.0 408")
 """What load balancers say before they close an idle connection; it answers no request."""
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+: ?[^\r\n\0]*")
+_FRAMING = frozenset(
+    [
+        "connection",
+        "content-length",
+        "expect",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ]
+)
+"""Headers that say where a message ends, or are for one connection: the client's business. Given twice, they would leave
+part of a request in front of the connection's next one."""
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +147,10 @@ class Request:
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
-    """Headers as they are sent; `ValueError` for one that would break the request."""
+    """Headers as they are sent; `ValueError` for one that would break the request, or the next one on its connection."""
+    for name in headers:
+        if name.lower().replace("_", "-") in _FRAMING:  # some servers read `_` as `-`
+            raise ValueError(f"header {name!r} cannot be given: it is set for each request")
     lines = [f"{name}: {value}" for name, value in headers.items()]
     for line in lines:
         if not _HEADER.fullmatch(line):
@@ -175,12 +195,17 @@ class HTTPClient:
     def __init__(self, keepalive_s: float = KEEPALIVE_S, max_body: int | None = None) -> None:
         self._keepalive_s = keepalive_s
         self._given_max_body = max_body
-        self._open: set[_Connection] = set()
+        self._open: dict[int, _Connection] = {}
+        """By the inodes of their sockets."""
         self._idle: dict[object, deque[_Connection]] = {}
         """By address, the longest idle first."""
         self._untrusted: set[object] = set()
         """Addresses of servers that sent an answer too many."""
         self._sweeper: asyncio.TimerHandle | None = None
+
+    def sends_from(self, inode: int) -> bool:
+        """Whether a socket with this inode is one of the client's connections."""
+        return inode in self._open
 
     @property
     def _max_body(self) -> int:
@@ -222,7 +247,7 @@ class HTTPClient:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._idle.clear()
-        for connection in list(self._open):
+        for connection in list(self._open.values()):
             connection.abort()
         await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
 
@@ -308,7 +333,7 @@ class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(
-        self, open_connections: set[_Connection], unasked: Callable[[], None], max_body: int
+        self, open_connections: dict[int, _Connection], unasked: Callable[[], None], max_body: int
     ) -> None:
         self._max_body = max_body
         self.ready = False
@@ -382,12 +407,13 @@ class _Connection(asyncio.Protocol):
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._lost = False
-        self._all.add(self)
+        self._inode = os.fstat(self._fd).st_ino
+        self._all[self._inode] = self
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        self._all.discard(self)
+        self._all.pop(self._inode, None)
         del self._parser  # it refers to this object
         if self._status >= 200 and exc is None and not self._is_delimited:
             self._finish()

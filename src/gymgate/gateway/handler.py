@@ -30,7 +30,7 @@ from gymgate.gateway.requests import (
 )
 from gymgate.gateway.retries import RequestKey, is_marked_retry
 from gymgate.gateway.route import Route
-from gymgate.gateway.senders import uid_of
+from gymgate.gateway.senders import is_own, sender_of
 
 if TYPE_CHECKING:
     from gymgate.gateway.server import Gateway
@@ -121,9 +121,7 @@ class PortHandler:
         A body is read only if its sender may send one, and parsed only if there is somewhere to send it.
         """
         check_encoding(request.headers)
-        route = self._keyed_route(request, path)
-        if route is None:
-            self._refuse_strangers(request, path)
+        route = self._admit(request, path)
         raw = await _body(request)
         if route is not None and route.closed:  # its rollout ended while the body arrived
             raise _unknown_key(path)
@@ -134,6 +132,14 @@ class PortHandler:
         if stripped is not body:
             raw = codec.dumps(stripped)
         return raw, stripped, route or self._other_route(request, path, entry)
+
+    def _admit(self, request: web.BaseRequest, path: RequestPath) -> Route | None:
+        """Return the live rollout whose key the request carries. `Refusal` without one, unless its sender may do without."""
+        route = self._keyed_route(request, path)
+        if route is None:
+            self._refuse_strangers(request, path)
+        self.gateway.newcomers.remove(request.protocol)
+        return route
 
     def _keyed_route(self, request: web.BaseRequest, path: RequestPath) -> Route | None:
         """The live rollout whose key is in the URL or the headers."""
@@ -154,8 +160,12 @@ class PortHandler:
         return route
 
     def _refuse_strangers(self, request: web.BaseRequest, path: RequestPath) -> None:
-        """Without a live rollout's key, serve only processes of this user, and of root, who can act as any user."""
-        if not self.key_required and uid_of(request.transport) in (os.getuid(), 0):
+        """Without a live rollout's key, serve only this user's own processes.
+
+        The gateway's own calls are refused: they go where a rollout's endpoint says.
+        """
+        sender = None if self.key_required else sender_of(request.transport)
+        if sender is not None and is_own(sender) and not self.gateway.sent_from(sender.inode):
             return
         if _key_of(request, path) is not None:
             raise _unknown_key(path)
@@ -182,9 +192,7 @@ class PortHandler:
             raise Refusal(405, f"{request.method} is not allowed here; POST the call")
         name, _, model = operation.partition("/")
         if name == "models" and request.method in ("GET", "HEAD"):
-            if (route := self._keyed_route(request, path)) is None:
-                self._refuse_strangers(request, path)
-                route = self._other_route(request, path)
+            route = self._admit(request, path) or self._other_route(request, path)
             return self._models(route, one=bool(model))
         choices = ", ".join([*DIALECTS, "models"])
         raise Refusal(404, f"the gateway does not serve /{operation}; it serves {choices}")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import resource
+import sys
 
 LOW = 4096
+RESERVED_FILES = 64
+FILES_PER_ROLLOUT = 6
+"""Sockets that one rollout can hold in the daemon or in its agent's server, which has the same limit."""
 
 logger = logging.getLogger(__name__)
 _warned = False
@@ -28,6 +32,15 @@ def raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < LOW and not _warned:
         _warned = True
         logger.warning("open files are limited to %d: about %d concurrent model calls", soft, soft // 2)
+
+
+def max_rollouts() -> int:
+    """Return how many rollouts the limit on open files allows at once, in a daemon, an agent's server and a run alike."""
+    raise_file_limit()
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(4, (soft - RESERVED_FILES) // FILES_PER_ROLLOUT)
 
 
 def relax_collector() -> None:

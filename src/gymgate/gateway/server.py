@@ -33,6 +33,7 @@ from gymgate.gateway.backends.base import Backend
 from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.handler import PortHandler, StreamTimes
 from gymgate.gateway.limits import raise_file_limit
+from gymgate.gateway.newcomers import Newcomers
 from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.replay.index import KEPT_INDEXES, stamps_of
 from gymgate.gateway.route import POLICY_AS_JUDGE, KeylessRoute, Route, Target
@@ -85,6 +86,7 @@ class Gateway:
         """By their key's digest, so that the time of a look-up reveals nothing about existing keys."""
         self.keyless = KeylessRoute({})
         """The calls that carry no rollout's key."""
+        self.newcomers = Newcomers()
         self.is_open = open_to_all is not None
         self._open_to_all = open_to_all
         self._judges = dict(judges or {})
@@ -198,6 +200,10 @@ class Gateway:
         """Return the rollout of a key, if it is live."""
         return self.routes.get(_digest(key))
 
+    def sent_from(self, inode: int) -> bool:
+        """Whether a socket is one from which the gateway itself calls endpoints."""
+        return self._client.sends_from(inode)
+
     def _retire(self, route: Route) -> None:
         self.routes.pop(_digest(route.key), None)
 
@@ -228,13 +234,13 @@ class Gateway:
     async def _listen(self, model_server: str, agent_ports: AgentPorts | None = None) -> int:
         loop = asyncio.get_running_loop()
         is_policy = model_server == POLICY and agent_ports is None
-        server = _server(PortHandler(self, model_server, agent_ports))
+        server = _Server(PortHandler(self, model_server, agent_ports))
         listener = await loop.create_server(server, self.host, self._port if is_policy else 0, backlog=4096)
         self._exits.push_async_callback(_stop, listener, server)
         bound: int = listener.sockets[0].getsockname()[1]
         logger.info("gateway: %s listens on %s:%d", model_server, self.host, bound)
         if is_policy and self.sandbox_host is not None:
-            keyed = _server(PortHandler(self, model_server, key_required=True))
+            keyed = _Server(PortHandler(self, model_server, key_required=True))
             try:
                 outer = await loop.create_server(keyed, self.sandbox_host, bound, backlog=4096)
             except OSError as error:
@@ -246,15 +252,27 @@ class Gateway:
         return bound
 
 
-def _server(handler: PortHandler) -> web.Server:
-    return web.Server(
-        handler,
-        access_log=None,
-        auto_decompress=False,
-        logger=_http_logger,
-        keepalive_timeout=KEEPALIVE_S,
-        read_bufsize=READ_AHEAD,
-    )
+class _Server(web.Server):
+    """Answers at one port, and lets the gateway know of each connection."""
+
+    def __init__(self, handler: PortHandler) -> None:
+        super().__init__(
+            handler,
+            access_log=None,
+            auto_decompress=False,
+            logger=_http_logger,
+            keepalive_timeout=KEEPALIVE_S,
+            read_bufsize=READ_AHEAD,
+        )
+        self._newcomers = handler.gateway.newcomers
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._newcomers.add(handler)
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._newcomers.remove(handler)
 
 
 @lru_cache(maxsize=KEPT_INDEXES)

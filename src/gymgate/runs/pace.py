@@ -13,6 +13,7 @@ from pydantic import Field
 
 from gymgate.core.config import Config
 from gymgate.core.errors import ConfigError, ErrorKind
+from gymgate.gateway.limits import max_rollouts
 from gymgate.rollouts import Rollout, outcome_of
 
 DEFAULT_BUDGETS: Mapping[ErrorKind, int] = MappingProxyType(
@@ -20,9 +21,6 @@ DEFAULT_BUDGETS: Mapping[ErrorKind, int] = MappingProxyType(
 )
 """Retries of a failed rollout, by the error's class."""
 LONGEST_WAIT_S = 30.0
-FILES_PER_ROLLOUT = 4
-"""Open files in the busiest process, an agent server: a row coming in, a model call, a tool call, and one to spare."""
-OTHER_FILES = 256
 
 
 class Pace(Config):
@@ -82,13 +80,11 @@ def fitting_concurrency(wanted: int) -> tuple[int, str | None]:
 
     Raises this process's soft limit to the hard one first.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    fitting = max(1, (hard - OTHER_FILES) // FILES_PER_ROLLOUT)
-    if hard == resource.RLIM_INFINITY or wanted <= fitting:
+    fitting = max_rollouts()
+    if wanted <= fitting:
         return wanted, None
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return (
         fitting,
-        f"concurrency lowered from {wanted} to {fitting}: this machine allows {hard} open files (ulimit -n)",
+        f"concurrency lowered from {wanted} to {fitting}: this machine allows {allowed} open files (ulimit -n)",
     )

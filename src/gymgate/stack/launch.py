@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,12 +15,15 @@ from typing import NamedTuple, Self
 
 import gymgate
 from gymgate.core.config import StackConfig
+from gymgate.core.errors import SetupError
 from gymgate.core.files import tail
 from gymgate.gym.runtime import daemon_env
 from gymgate.stack.paths import socket_lock
 
 BACKLOG = 4096
 """Connections that wait while the daemon is busy: one for each lease that begins."""
+_CREDENTIALS = struct.Struct("3i")
+"""The process, user and group at the other end of a socket, as the kernel gives them."""
 _PROGRAM = ("-P", "-m", "gymgate.stack.daemon")
 
 
@@ -91,9 +95,17 @@ def connect_or_start(address: DaemonAddress) -> tuple[socket.socket, subprocess.
 
 
 def _connect(path: Path) -> socket.socket | None:
+    """Connect to a daemon; `None` if there is none. Raises `SetupError` for another user's: it would be sent this user's keys."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(path))
+        _, uid, _ = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if uid != os.getuid():
+            raise SetupError(
+                f"{path} belongs to a process of user {uid}; set XDG_RUNTIME_DIR to your own directory"
+            )
         return connection
     except BaseException as error:
         connection.close()

@@ -29,12 +29,14 @@ def base_directory() -> Path:
     candidates = [Path(runtime) / "gymgate"] if runtime else []
     candidates += [Path(tempfile.gettempdir()) / f"gymgate-{os.getuid()}", cache_dir() / "run"]
     longest = MAX_SOCKET_PATH - len(f"/{_OWN}01234567-{2**22}-01234567/0123456789abcdef.sock")
-    reasons = []
+    reasons: list[str] = []
     for path in candidates:
         if len(os.fsencode(path)) > longest:
             reasons.append(f"{path}: too long for a socket's path")
             continue
         try:
+            if runtime and path.parent == Path(runtime) and path.parent.exists():
+                _refuse_others(path.parent)  # whoever owns it can exchange what is in it
             make_private(path)
             return path
         except OSError as error:
@@ -52,12 +54,21 @@ def make_private(path: Path) -> None:
         path.chmod(0o700)
 
 
+def _refuse_others(path: Path) -> None:
+    """Raise `OSError` for a directory of another user than this one and root, as after `su` and `sudo -E`."""
+    if (owner_uid := path.stat().st_uid) not in (os.getuid(), 0):
+        raise PermissionError(1, f"belongs to user {owner_uid}")
+
+
 def process_directory() -> Path:
     """Make a new directory for the stacks of this process, and remove those of dead processes."""
     base = base_directory()
     _remove_of_dead(base, _OWN)
     path = base / f"{_OWN}{owner()}-{os.urandom(4).hex()}"
-    make_private(path)
+    try:
+        make_private(path)
+    except OSError as error:
+        raise SetupError(f"cannot make {path}: {error.strerror or error}") from error
     return path
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import signal
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 from gymgate.core.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, StackConfig
 from gymgate.core.errors import ConfigError, StackStartError
 from gymgate.core.task_groups import task_group
-from gymgate.gateway.limits import raise_file_limit
+from gymgate.gateway.limits import max_rollouts
 from gymgate.gateway.server import Gateway
 from gymgate.gym.inside import forkserver
 from gymgate.gym.needs import sandbox_requirements, telemetry_requirements
@@ -31,9 +29,6 @@ from gymgate.stack.rollout import new_client
 
 STARTING_AT_ONCE = 4
 """Environments that start at once; a fork is cheap, but what a server imports for itself is not."""
-RESERVED_FILES = 64
-FILES_PER_ROLLOUT = 6
-"""Sockets that one rollout can hold in the daemon or in its agent's server, which has the same limit."""
 STOP_TIMEOUT_S = 2.5
 """For an orderly end of the servers; then everything below this process is killed."""
 
@@ -191,15 +186,6 @@ class RunningStack:
                 runtime = ensure_runtime(config.runtime, requirements, progress=self._progress)
             resolved.append((spec, chosen.all_files, runtime))
         return resolved
-
-
-def max_rollouts() -> int:
-    """Return how many rollouts the limit on open files allows at once, with the sockets of their calls."""
-    raise_file_limit()
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft == resource.RLIM_INFINITY:
-        return sys.maxsize
-    return max(4, (soft - RESERVED_FILES) // FILES_PER_ROLLOUT)
 
 
 async def _start(environment: RunningEnvironment, limit: asyncio.Semaphore) -> StackStartError | None:

@@ -11,6 +11,7 @@ from gymgate.core import codec
 from gymgate.core.config import Dialect
 from gymgate.core.errors import ConfigError
 from gymgate.core.json_server import error_text, message_in, shortened
+from gymgate.gateway.dialects.schema import fault_of_response
 
 Json = dict[str, Any]
 _CONTENT: Mapping[Dialect, str] = {"chat": "choices", "responses": "output", "messages": "content"}
@@ -108,6 +109,8 @@ def fault_of(answer: Any, dialect: Dialect) -> str | None:
         return f"answered without {name!r} ({shortened(said)})"
     if not _are_objects(parts):
         return f"answered with {name!r} that is no list of objects: {parts!r:.80}"
+    if dialect == "responses":
+        return fault_of_response(answer)
     return _fault_of_choices(parts) if dialect == "chat" else None
 
 
@@ -122,6 +125,9 @@ def _fault_of_choices(choices: list[Json]) -> str | None:
     calls = message.get("tool_calls")
     if calls and not _are_objects(calls):
         return f"answered with tool_calls that are no list of objects: {calls!r:.200}"
+    for call in calls or ():
+        if not isinstance(call.get("id"), str | int | float | None):
+            return f"answered with a tool call with an id that is no text: {call['id']!r:.80}"
     return None
 
 

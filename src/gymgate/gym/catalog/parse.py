@@ -25,6 +25,8 @@ _DIRECTIVE = re.compile(r"\$\{(inherit_from|copy):(.+)\}$")
 _BOUND = ("resources_server", "model_server", "datasets")
 """Settings that an agent keeps when another takes its place."""
 _ABSENT = object()
+MAX_VALUES = 1_000_000
+"""Values in a YAML file. Those of NeMo Gym have at most some hundreds; ten lines of aliases can make billions."""
 
 
 class ConfigProblem(ValueError):
@@ -56,8 +58,8 @@ class ConfigReader:
         """Return one file as a mapping, without its includes. Do not change it. Raises `ConfigProblem`."""
         if path not in self._files:
             try:
-                value = yaml.load(path.read_bytes(), Loader=_LOADER)
-            except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+                value = parse_yaml(path.read_bytes())
+            except (OSError, ValueError) as error:
                 raise ConfigProblem(f"{path.name}: {' '.join(str(error).split())[:200]}") from error
             self._files[path] = value if isinstance(value, dict) else {}
         return self._files[path]
@@ -85,13 +87,40 @@ class ConfigReader:
         return [file for path in paths for file in flat(path)]
 
 
+def parse_yaml(text: str | bytes) -> Any:
+    """Return the value that YAML text holds.
+
+    Raises `ValueError` for other text, and for aliases by which a value refers to itself or grows beyond `MAX_VALUES`.
+    """
+    try:
+        value = yaml.load(text, Loader=_LOADER)
+        if _values_in(value, {}) > MAX_VALUES:
+            raise ValueError(f"with its aliases it holds more than {MAX_VALUES} values")
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return value
+
+
+def _values_in(value: Any, counts: dict[int, int]) -> int:
+    """Count the values in a value, those of an alias each time. Raises `ValueError` if it holds itself."""
+    if not isinstance(value, dict | list):
+        return 1
+    if counts.get(id(value)) == 0:
+        raise ValueError("a value refers to itself")
+    if id(value) not in counts:
+        counts[id(value)] = 0
+        parts = value.values() if isinstance(value, dict) else value
+        counts[id(value)] = 1 + sum(_values_in(part, counts) for part in parts)
+    return counts[id(value)]
+
+
 def read_yaml(path: Path, name: str) -> Any:
     """Return the value in a YAML file that the user named. Raises `ConfigError`, one line that begins with `name`."""
     try:
-        return yaml.safe_load(path.read_text())
+        return parse_yaml(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
 
 

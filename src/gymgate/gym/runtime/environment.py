@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,9 +31,22 @@ _BUILD_NAMES = """
 _BUILDING = frozenset(_BUILD_NAMES.split())
 """How packages are fetched and built, with the credentials that registries ask for."""
 _BUILDING_PREFIXES = ("CMAKE_", "CARGO_", "RUST", "NODE_", "NPM_CONFIG_", "npm_config_", "GIT_CONFIG_")
-_OWN_NAMES = "GYMGATE_ UV_ PIP_ PYTHON VIRTUAL_ENV __PYVENV PYENV_ CONDA_ XDG_ MALLOC_"
-_OWN_PREFIXES = tuple(_OWN_NAMES.split())
+_OWN = frozenset({"XDG_DATA_DIRS", "XDG_STATE_HOME"})
+_OWN_PREFIXES = (
+    "GYMGATE_",
+    "UV_",
+    "PIP_",
+    "PYTHON",
+    "VIRTUAL_ENV",
+    "__PYVENV",
+    "PYENV_",
+    "CONDA_",
+    "MALLOC_",
+)
 """Variables that gymgate's own processes read, too."""
+_LOCALE_NAMES = "LC_ALL LC_COLLATE LC_CTYPE LC_MESSAGES LC_MONETARY LC_NUMERIC LC_TIME"
+_SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)S?(?:_|$)")
+"""A name that tells of a secret, which a prefix alone lets pass to no process."""
 
 _SELECT_NAMES = """
     UV_PYTHON UV_PROJECT UV_PROJECT_ENVIRONMENT UV_SYSTEM_PYTHON UV_WORKING_DIR VIRTUAL_ENV VIRTUAL_ENV_PROMPT
@@ -74,7 +88,8 @@ def daemon_env(extra: Iterable[str] = ()) -> dict[str, str]:
 
     No endpoint's key, unless named in `extra`: keys are read in the caller's process and reach the daemon over its socket.
     """
-    return _own_variables(_BUILDING.union(extra), (*_OWN_PREFIXES, *_BUILDING_PREFIXES))
+    own = {name for name in os.environ if name.startswith(_OWN_PREFIXES) and not _SECRET.search(name)}
+    return _own_variables(_BUILDING.union(extra, _OWN, own), (*_BUILDING_PREFIXES, *_UV_PREFIXES))
 
 
 def installer_env() -> dict[str, str]:
@@ -110,10 +125,8 @@ def offline() -> bool:
 
 def _own_variables(names: Iterable[str], prefixes: tuple[str, ...] = ()) -> dict[str, str]:
     """This process's variables that every child may have, and those with the given names and prefixes."""
-    allowed, beginnings = _EVERY_PROCESS.union(names), ("LC_", *prefixes)
-    return {
-        name: value for name, value in os.environ.items() if name in allowed or name.startswith(beginnings)
-    }
+    allowed = _EVERY_PROCESS.union(_LOCALE_NAMES.split(), names)
+    return {name: value for name, value in os.environ.items() if name in allowed or name.startswith(prefixes)}
 
 
 def _loopback_without_proxy(environment: dict[str, str]) -> dict[str, str]:

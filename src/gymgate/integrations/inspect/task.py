@@ -12,7 +12,7 @@ from inspect_ai.model import ChatMessage, ChatMessageUser, messages_from_openai_
 from pydantic import ValidationError
 
 from gymgate.core.config import validation_message
-from gymgate.core.errors import ConfigError
+from gymgate.core.errors import ConfigError, printable
 from gymgate.gym.needs import require_needs
 from gymgate.integrations.eval_options import DEFAULT_DATA, DEFAULT_ENVIRONMENT, EvalOptions
 from gymgate.integrations.inspect.scorer import reward
@@ -86,4 +86,4 @@ async def conversation_of(params: dict[str, Any]) -> list[ChatMessage]:
 
 
 def _show(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    print(printable(message), file=sys.stderr, flush=True)

@@ -19,14 +19,14 @@ import aiohttp
 
 from gymgate.core import codec
 from gymgate.core.errors import DataError, EnvironmentServerError, StackLostError
-from gymgate.gateway.dialects.reading import new_id
+from gymgate.gateway.dialects.reading import new_id, objects
 from gymgate.rollouts import RolloutError, outcome_of
 from gymgate.rollouts.result import error_line, interpret_result, number
 
 MAX_STEPS = 10
 """Limit of a gymnasium episode whose agent's config sets none, as in `gymnasium_agent`."""
 NOT_TOOLS = frozenset({"verify", "seed_session", "close_session", "aggregate_metrics", "mcp"})
-"""Routes of a resources server that are no tools."""
+"""Routes of a resources server that are no tools, whatever a row lists."""
 NOT_FOUND = '{"detail":"Not Found"}'
 """A resources server's answer for a tool that it does not have."""
 
@@ -83,8 +83,12 @@ class Episode(ABC):
         `any_status`, and `StackLostError` without an answer in time.
         """
         try:
+            # A redirect would lead from a tool's name to another route.
             async with self._http.post(
-                path, data=codec.dumps(body), headers={"Content-Type": "application/json"}
+                path,
+                data=codec.dumps(body),
+                headers={"Content-Type": "application/json"},
+                allow_redirects=False,
             ) as answer:
                 content = await answer.read()
         except TimeoutError:
@@ -136,6 +140,9 @@ class ToolEpisode(Episode):
     def __init__(self, base_url: str, server: str, row: Mapping[str, Any], timeout_s: float) -> None:
         super().__init__(base_url, server, row, timeout_s)
         self._output: list[dict[str, Any]] = []
+        offered = objects(row["responses_create_params"].get("tools"))
+        names = (tool.get("name") for tool in offered if tool.get("type") == "function")
+        self._tools = {name for name in names if isinstance(name, str)} - NOT_TOOLS
 
     async def open(self) -> list[dict[str, Any]]:
         """See `Episode`."""
@@ -143,9 +150,9 @@ class ToolEpisode(Episode):
         return []
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Step:
-        """See `Episode`. A tool's error is an answer like any other, as for NeMo Gym's agent."""
+        """See `Episode`. Only a tool that the row offers is called. Its error is an answer, as for NeMo Gym's agent."""
         call, result = _function_call(name, arguments), NOT_FOUND
-        if name and name not in NOT_TOOLS:
+        if name in self._tools:
             path = f"/{quote(name, safe='')}"
             result = (await self.post(path, dict(arguments), any_status=True)).decode(errors="replace")
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": result}

@@ -19,7 +19,7 @@ from openenv.core.env_server.mcp_types import CallToolObservation, ListToolsObse
 from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
 from pydantic import Field
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError, DataError, GymgateError
@@ -37,6 +37,10 @@ CLOSE_TIMEOUT_S = 10.0
 """For a resources server to close an episode's session."""
 GRACE_S = 2
 """For requests under way when the server ends."""
+FIRST_MESSAGE_S = 120.0
+"""For a session's first message; a connection takes one of the server's places."""
+SILENCE_S = 1800.0
+"""For a session's next message, while a model thinks."""
 
 logger = logging.getLogger(__name__)
 
@@ -227,19 +231,39 @@ class NeMoGymEnvironment(Environment):  # type: ignore[misc]
             self._game.loop.call_soon_threadsafe(self._game.begin_end, episode)
 
 
-class NoWebPages:
-    """Refuses the requests of web pages: any page that this machine's browser shows could open a WebSocket here."""
+class Doorkeeper:
+    """Refuses the requests of web pages: any page that this machine's browser shows could open a WebSocket here.
+
+    Ends a WebSocket session whose client says nothing for too long.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if all(name != b"origin" for name, _ in scope.get("headers", ())):
-            await self.app(scope, receive, send)
+            await self.app(scope, _impatient(receive) if scope["type"] == "websocket" else receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             await PlainTextResponse("requests of web pages are refused", 403)(scope, receive, send)
+
+
+def _impatient(receive: Receive) -> Receive:
+    """Return a function that receives a client's messages, and after a silence says that it has gone."""
+    heard = 0
+
+    async def receive_in_time() -> Message:
+        nonlocal heard
+        try:
+            async with asyncio.timeout(SILENCE_S if heard > 1 else FIRST_MESSAGE_S):
+                message = await receive()
+        except TimeoutError:
+            return {"type": "websocket.disconnect", "code": 1001}
+        heard += 1  # the first one says that it is connected
+        return message
+
+    return receive_in_time
 
 
 class _Server(uvicorn.Server):
@@ -276,7 +300,7 @@ async def serve(
             max_concurrent_envs=max_sessions,
             state_cls=NeMoGymState,
         )
-        settings = uvicorn.Config(NoWebPages(app), log_level="warning", timeout_graceful_shutdown=GRACE_S)
+        settings = uvicorn.Config(Doorkeeper(app), log_level="warning", timeout_graceful_shutdown=GRACE_S)
         server = _Server(settings)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:

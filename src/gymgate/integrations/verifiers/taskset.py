@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from verifiers.v1.dialects import ChatDialect, ResponsesDialect
 
 from gymgate.core.config import POLICY, RolloutLimits, StackConfig
-from gymgate.core.errors import GymgateError
+from gymgate.core.errors import GymgateError, printable
 from gymgate.gateway.dialects import translate_request
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.rows import eval_rows, json_safe
@@ -31,7 +31,7 @@ def log(message: str) -> None:
     """Log a progress message; also print it on a terminal where verifiers' dashboard keeps the log off it."""
     logger.info("%s", message)
     if logging.lastResort is None and sys.stderr.isatty():
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
 
 
 class NeMoGymConfig(EvalOptions, vf.TasksetConfig):
