@@ -2,6 +2,9 @@
 
 A caller with the token can run rows, in the stack's environments, with policies at HTTP endpoints, and see the status. It
 can name no file, no variable and no setting of this machine.
+
+Why the daemon does not listen to other machines itself: what strangers send is read in another process than the one that runs
+everybody's rollouts and has their keys, and callers stay connected while a daemon that died is replaced.
 """
 
 from __future__ import annotations
@@ -283,9 +286,9 @@ class _Caller:
                 continue
             if own is None:
                 status = await self.stack.status()
-                servers = (each["servers"] for each in status["environments"].values())
+                servers = (each["servers"] for each in status.get("environments", {}).values())
                 ports = (server["port"] for group in servers for server in group.values())
-                own = {self.server.port, *status["ports"], *ports}
+                own = {self.server.port, *status.get("ports", ()), *ports}
             if port in own:
                 raise ConfigError(f"policy {url}: a port of the stack itself, not of a model's endpoint")
 
