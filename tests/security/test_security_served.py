@@ -207,51 +207,70 @@ async def test_a_malformed_frame_is_answered_or_ends_the_connection(
 
 
 @asynccontextmanager
-async def listening(say: bytes) -> AsyncIterator[tuple[StackServer, bytearray]]:
-    """Another program at a stack's address. It says something to whoever connects, and keeps what it hears."""
+async def listening(*says: bytes) -> AsyncIterator[tuple[StackServer, bytearray]]:
+    """Another program at a stack's address. It answers each thing it hears with the next that it has to say."""
     heard = bytearray()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        left = iter(says)
         with contextlib.suppress(ConnectionError):
-            writer.write(say)
             while data := await reader.read(1 << 16):
                 heard.extend(data)
+                if (say := next(left, None)) is None:
+                    break
+                writer.write(say)
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
         yield StackServer(f"gymgate://127.0.0.1:{listener.sockets[0].getsockname()[1]}"), heard
 
 
-def answers(*values: Any) -> bytes:
-    """What a server says that answers the first calls so, whatever they are."""
-    frames = [_frame({"id": number, "ok": value}) for number, value in enumerate(values, 1)]
-    return b"".join(part for frame in frames for part in frame)
+def answer(number: int, value: Any) -> bytes:
+    """The frame that answers a call, whatever it is."""
+    return b"".join(_frame({"id": number, "ok": value}))
 
 
-HOSTILE = [
-    b"accepted\n",
-    b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    b"accepted\n" + answers({"agents": {}, "gateway_url": "", "pid": None}),
-    answers("x" * 64, "x" * 64, {"agents": {}, "gateway_url": "", "pid": None}),
-    answers(["x"], {"x": 1}, []),
-    answers(None, None),
-    b"accepted\n" + struct.pack("<II", 10, 0) + b"not a json",
-    struct.pack("<II", 10, 0) + b"not a json",
-    b"".join(_frame({"id": 1, "error": []})),
-    b"".join(_frame({"id": 1, "error": {"error": "ServerDiedError"}})),
-]
+STACK = {"agents": {}, "gateway_url": "", "pid": None}
+HOSTILE = {
+    "HTTP": (b"HTTP/1.1 400 Bad Request\r\n\r\n",),
+    "an older server": (b"accepted\n",),
+    "silence": (),
+    "a wrong proof": (answer(1, "x" * 64), answer(2, "x" * 64), answer(3, STACK)),
+    "an empty proof": (answer(1, "x" * 64), answer(2, ""), answer(3, STACK)),
+    "other types": (answer(1, ["x"]), answer(2, {"x": 1}), answer(3, STACK)),
+    "nothing": (answer(1, None), answer(2, None), answer(3, STACK)),
+    "no JSON": (struct.pack("<II", 10, 0) + b"not a json",),
+    "an error that is none": (b"".join(_frame({"id": 1, "error": []})),),
+    "an error without a text": (b"".join(_frame({"id": 1, "error": {"error": "ServerDiedError"}})),),
+    "a call": (b"".join(_frame({"id": 1, "call": "policy", "with": {}})), answer(1, "x"), answer(2, "x")),
+}
 
 
-@pytest.mark.parametrize("say", HOSTILE)
+@pytest.mark.parametrize("says", HOSTILE.values(), ids=HOSTILE)
 async def test_who_does_not_know_the_token_learns_nothing_and_gets_no_rollouts(
-    say: bytes, monkeypatch: pytest.MonkeyPatch
+    says: tuple[bytes, ...],
 ) -> None:
     """As another user who listens at the port of a server that is down; whatever it answers, the error is typed."""
-    async with listening(say) as (server, heard), asyncio.timeout(60):
+    async with listening(*says) as (server, heard), asyncio.timeout(60):
         with pytest.raises(GymgateError):
             await connect(ONE, where=server)
     assert TOKEN.encode() not in heard
-    assert b"run" not in heard
+    assert b"hello" not in heard
+
+
+@pytest.mark.parametrize("described", [None, [], {}, {**STACK, "agents": 5}, {**STACK, "agents": {"a": 5}}])
+async def test_a_server_that_describes_no_stack_is_a_lost_stack(
+    described: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has the token."""
+
+    async def hello(caller: Any, message: dict[str, Any], _: bytes) -> Any:
+        return described
+
+    monkeypatch.setattr(serve._Caller, "_hello", hello)
+    async with in_process(Served(), monkeypatch) as server:
+        with pytest.raises(StackLostError):
+            await connect(ONE, where=server)
 
 
 async def test_a_callers_memory_is_not_a_strangers_to_fill() -> None:

@@ -62,6 +62,7 @@ async def connect_to(server: StackServer) -> tuple[Lease, socket.socket]:
     )
     lease = Lease(lambda: f"{server.url} closed the connection; is it a `gymgate serve-stack`?", None)
     lease.peer.max_frame = MAX_HANDSHAKE
+    lease.peer.handlers.clear()  # such a server takes no callables, so it has nothing to call here
     try:
         where = (url.hostname or "", url.port or 0)
         sock = await asyncio.to_thread(socket.create_connection, where, HANDSHAKE_S)
