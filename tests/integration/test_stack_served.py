@@ -39,8 +39,8 @@ from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostE
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect, network
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to
-from gymgate.stack.protocol import PROTOCOL, Peer
-from gymgate.stack.serve import MAX_FRAME, _Caller, serve_stack
+from gymgate.stack.protocol import PROTOCOL, Peer, _frame
+from gymgate.stack.serve import MAX_FRAME, _Caller, _Server, serve_stack
 from gymgate.stack.wire import endpoint_to_wire
 from support.stacks import ROW, SESSIONS, SIMPLE, all_gone, call_then_answer, pids_of, stack_config
 from support.upstream import MODELS, Seen, Upstream, upstream
@@ -181,34 +181,42 @@ async def test_a_large_row_passes(server: StackServer, policy: Upstream) -> None
     assert policy.seen[0].body["input"][0]["content"] == text
 
 
-@pytest.mark.parametrize("sent", ["wrong-token-0123456789", "x", TOKEN[:-1], "y" * 5000, "", None])
+@pytest.mark.parametrize("sent", ["wrong-token-0123456789", "x", TOKEN[:-1], "y" * 5000, ""])
 async def test_without_the_token_there_is_one_answer(
-    server: StackServer, certificate: Path, sent: str | None
+    server: StackServer, certificate: Path, sent: str
 ) -> None:
     """A wrong, short, long or empty one: the same bytes, then the end."""
     context = ssl.create_default_context(cafile=certificate)
     reader, writer = await asyncio.open_connection(*address(server), ssl=context)
-    line = b"GET / HTTP/1.1\r" if sent is None else sent.encode()
-    writer.write(line + b"\n" + b"\0" * 100)
-    assert await reader.read() == b"refused\n"
+    for number, (method, said) in enumerate({"enter": {"nonce": "n"}, "prove": {"proof": sent}}.items(), 1):
+        writer.writelines(_frame({"id": number, "call": method, "with": said}))
+    answers = await reader.read()
+    refused = b'{"id":2,"error":{"error":"ConfigError","message":"refused"}}'
+    assert answers.endswith(struct.pack("<II", len(refused), 0) + refused)
     writer.close()
     await writer.wait_closed()
 
 
-async def test_a_message_that_is_too_long_is_not_waited_for(server: StackServer, certificate: Path) -> None:
-    """Up to 4 GiB of it would be kept in memory until its end."""
+async def test_what_is_no_frame_ends_the_connection(server: StackServer, certificate: Path) -> None:
     context = ssl.create_default_context(cafile=certificate)
     reader, writer = await asyncio.open_connection(*address(server), ssl=context)
-    writer.write(TOKEN.encode() + b"\n")
-    assert await reader.readline() == b"accepted\n"
-    writer.write(struct.pack("<II", 100, MAX_FRAME - 99))
+    writer.write(b"GET / HTTP/1.1\r\n" + b"\0" * 100)
     with contextlib.suppress(ConnectionError):
         assert await reader.read() == b""
     writer.transport.abort()
 
 
+async def test_a_message_that_is_too_long_is_not_waited_for(server: StackServer) -> None:
+    """Up to 4 GiB of it would be kept in memory until its end."""
+    async with connection(server) as lease, asyncio.timeout(30):
+        lease.peer._send((struct.pack("<II", 100, MAX_FRAME - 99),))
+        await lease.peer.lost.wait()
+
+
 async def test_a_caller_that_reads_nothing_fills_no_memory(held: SyncStack) -> None:
-    server = _Caller(held.stack, lambda: None).peer
+    admitted = _Caller(_Server(held.stack, TOKEN, None, 0), lambda _: None)
+    server = admitted.peer
+    server.listeners["ping"] = admitted._pong
     caller, pongs, pings = Peer(listeners={"pong": lambda _: pongs.append(1)}), [], asyncio.Queue[int]()
     pong = server.listeners["ping"]
     server.listeners["ping"] = lambda message: (pong(message), pings.put_nowait(1))[0]
@@ -353,6 +361,18 @@ async def test_a_rollout_reaches_no_file_and_no_variable(
             await lease.peer.call("policy", name="x")
         assert (await lease.peer.exchange("run", good, row)).body
     assert "canary" not in "".join(f"{seen.headers}{seen.raw!r}" for seen in policy.seen)
+
+
+async def test_a_callers_policy_is_no_port_of_the_stack(server: StackServer) -> None:
+    """Neither the gateway's nor a server's: a caller without a key of its own could speak there as another one."""
+    async with acquire(asking(server=server)) as stack:
+        status = await stack.status()
+        servers = status["environments"][SIMPLE.rpartition("/")[2]]["servers"].values()
+        gateway = int(stack.gateway_url.rpartition(":")[2])
+        for port in (gateway, *(each["port"] for each in servers)):
+            policy = HTTPEndpoint(base_url=f"http://localhost:{port}/v1", model="m")
+            with pytest.raises(ConfigError, match=str(port)):
+                await stack.run(ROW, policy=policy)
 
 
 async def test_a_callable_is_one_line(server: StackServer) -> None:
@@ -557,6 +577,7 @@ async def test_a_run_takes_it_from_its_spec(server: StackServer, policy: Upstrea
         (["--host", "0.0.0.0"], {}, "needs TLS"),
         (["--stack-token-var", "NOPE"], {}, "'NOPE'"),
         (["--host", "0.0.0.0", "--key", "x"], {}, "--certificate"),
+        (["--key", "x"], {}, "--certificate"),
         (["--certificate", "/nonexistent"], {}, "/nonexistent"),
     ],
 )

@@ -5,43 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig, StackServer
 from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError
-from gymgate.stack import AgentInfo, network, serve
+from gymgate.stack import network, serve
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to, notice_silence
-from gymgate.stack.protocol import PROTOCOL, Reply
+from gymgate.stack.protocol import PROTOCOL, Peer
 from gymgate.stack.wire import endpoint_to_wire
+from support.served import TOKEN, Served
 
-TOKEN = "canary-token-0123456789"
 ROW = b'{"responses_create_params":{"input":"hi"}}'
-
-
-class Served:
-    """Takes the place of a stack of two environments; keeps what is passed on to its daemon."""
-
-    agents: ClassVar = {name: AgentInfo(name, name, "simple_agent") for name in ("one", "two")}
-    gateway_url = "http://127.0.0.1:1"
-    config = StackConfig(environments=("one", "two"))
-
-    def __init__(self) -> None:
-        self.passed: list[dict[str, Any]] = []
-
-    async def forward(self, message: dict[str, Any], row: bytes) -> Reply:
-        self.passed.append(message)
-        return Reply(None, row)
-
-    async def status(self) -> dict[str, Any]:
-        return {"rollouts": 0}
-
-    async def close(self) -> None:
-        """Nothing runs."""
 
 
 @pytest.fixture
@@ -80,6 +60,18 @@ async def leased(server: StackServer, *environments: str) -> AsyncIterator[Lease
         await lease.goodbye()
 
 
+@asynccontextmanager
+async def stranger(server: StackServer) -> AsyncIterator[Peer]:
+    """A connection that has said nothing yet."""
+    peer = Peer()
+    port = int(server.url.rpartition(":")[2])
+    await asyncio.get_running_loop().create_connection(lambda: peer, "127.0.0.1", port)
+    try:
+        yield peer
+    finally:
+        peer.abort()
+
+
 def message(**fields: Any) -> dict[str, Any]:
     policy = endpoint_to_wire(HTTPEndpoint(base_url="http://127.0.0.1:9/v1", model="policy"))
     unsaid = {"judge_policy": None, "environment": None, "agent": None, "record_bodies": False}
@@ -90,7 +82,6 @@ def message(**fields: Any) -> dict[str, Any]:
     ("token", "host", "reason"),
     [
         ("x", "127.0.0.1", "16"),
-        ("x" * (network.MAX_LINE + 1), "127.0.0.1", f"{network.MAX_LINE}"),
         ("two\nlines of a token", "127.0.0.1", "printable"),
         (TOKEN, "0.0.0.0", "TLS"),
     ],
@@ -106,14 +97,38 @@ async def test_what_anybody_could_use_is_not_served(
         await serve.serve_stack(Served.config, listener, token, None, lambda: None, print)
 
 
-@pytest.mark.parametrize("line", [b"\n", TOKEN[:-1].encode() + b"\n", TOKEN.encode() + b"x\n"])
-async def test_nothing_but_the_whole_token_opens_a_stack(stack: Served, line: bytes) -> None:
+@pytest.mark.parametrize("token", ["", "x", TOKEN[:-1], TOKEN + "x", "\udcff" * 20, "y" * 5000])
+async def test_nothing_but_the_whole_token_opens_a_stack(stack: Served, token: str) -> None:
+    """A wrong proof is answered once, and ends the connection; there is no second try."""
+    soon = network.HANDSHAKE_S / 2
+    async with serving(stack.config) as (server, _), stranger(server) as peer, asyncio.timeout(soon):
+        nonce = await peer.call("enter", nonce="n")
+        wrong = network.proof(token.replace("\udcff", "?"), "caller", "n", nonce)
+        with pytest.raises(ConfigError):
+            await peer.call("prove", proof=wrong)
+        await peer.lost.wait()
+
+
+async def test_a_proof_is_good_for_one_connection_and_one_end(stack: Served) -> None:
+    """What a caller or the server once said opens nothing, nor does a call before the proof."""
     async with serving(stack.config) as (server, _), asyncio.timeout(30):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
-        writer.write(line)
-        assert await reader.read() == b"refused\n"
-        writer.close()
-        await writer.wait_closed()
+        async with stranger(server) as peer:
+            nonce = await peer.call("enter", nonce="n")
+            assert await peer.call("enter", nonce="other") == nonce
+            good = network.proof(TOKEN, "caller", "n", nonce)
+            for method in ("hello", "run", "status", "bye", "none"):
+                with pytest.raises(GymgateError):
+                    await peer.call(method)
+            answer = await peer.call("prove", proof=good)
+            assert network.proves(answer, TOKEN, "server", "n", nonce)
+        for said in (good, answer, None, [], "", network.proof(TOKEN, "server", "n", nonce)):
+            async with stranger(server) as peer:
+                await peer.call("enter", nonce="n")
+                with pytest.raises(ConfigError):
+                    await peer.call("prove", proof=said)
+        async with stranger(server) as peer:
+            with pytest.raises(ConfigError):
+                await peer.call("prove", proof=network.proof(TOKEN, "caller", None, None))
 
 
 async def test_another_protocol_and_other_settings_are_refused(stack: Served) -> None:
@@ -188,12 +203,13 @@ async def test_a_connection_may_take_its_time_once_it_has_the_token(
             await lease.peer.call("status")
 
 
-async def test_a_first_line_without_an_end_is_not_waited_for(stack: Served) -> None:
+async def test_a_first_frame_that_is_too_long_is_not_waited_for(stack: Served) -> None:
     """It would be kept in memory for as long as a handshake may take."""
     async with serving(stack.config) as (server, _), asyncio.timeout(network.HANDSHAKE_S / 2):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
-        writer.write(b"x" * (network.MAX_LINE + 1))
-        assert await reader.read() == b"refused\n"
+        writer.write(struct.pack("<II", network.MAX_HANDSHAKE, 1))
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()

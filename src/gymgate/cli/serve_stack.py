@@ -89,6 +89,8 @@ def command(
 
 def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     if certificate is None:
+        if key is not None:
+            raise ConfigError(f"--key {key} needs its certificate: --certificate FILE")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:

@@ -91,6 +91,8 @@ class Gateway:
         self._open_to_all = open_to_all
         self._judges = dict(judges or {})
         self._ports: dict[str, SharedStart[int]] = {}
+        self.all_ports: set[int] = set()
+        """Every port of it, those of agent processes included."""
         self._pools: dict[tuple[str, ...], ReplicaPool] = {}
         """By the replicas' addresses: rollouts share the replicas' state even if their endpoints differ otherwise."""
         self.keyless_policy_calls = 0
@@ -238,6 +240,7 @@ class Gateway:
         listener = await loop.create_server(server, self.host, self._port if is_policy else 0, backlog=4096)
         self._exits.push_async_callback(_stop, listener, server)
         bound: int = listener.sockets[0].getsockname()[1]
+        self.all_ports.add(bound)
         logger.info("gateway: %s listens on %s:%d", model_server, self.host, bound)
         if is_policy and self.sandbox_host is not None:
             keyed = _Server(PortHandler(self, model_server, key_required=True))

@@ -70,17 +70,8 @@ async def release(config: StackConfig) -> None:
 def _of_this_loop(config: StackConfig, progress: Progress) -> _SharedStack:
     stacks = _stacks.setdefault(asyncio.get_running_loop(), {})
     if config not in stacks:
-        stacks[config] = _SharedStack(SharedStart(lambda: _connect(config, progress)))
+        stacks[config] = _SharedStack(SharedStart(lambda: connect(config, progress=progress, reconnect=True)))
     return stacks[config]
-
-
-async def _connect(config: StackConfig, progress: Progress) -> Stack:
-    if _early is not None and _early.config != config:  # two stacks would share the machine
-        _early.release()
-    stack = await connect(config, progress=progress, reconnect=True)
-    if _early is not None:  # the eval holds a lease of its own now
-        _early.release()
-    return stack
 
 
 async def _close_when_loop_ends(stack: Stack) -> AsyncGenerator[None, None]:
@@ -91,44 +82,23 @@ async def _close_when_loop_ends(stack: Stack) -> AsyncGenerator[None, None]:
         await stack.close()
 
 
-class EarlyStack:
-    """Holds a lease from its start until `release`, on an event loop in a thread of its own.
-
-    Whoever acquires the same config joins the stack. A failed start is not reported here: the eval, which needs the
-    stack, tries again and reports it.
-    """
-
-    def __init__(self, config: StackConfig, progress: Progress) -> None:
-        self.config = config
-        self._progress = progress
-        self._loop = LoopThread()
-        self._loop.enter()
-        self._holding = self._loop.submit(self._hold())
-
-    def release(self) -> None:
-        """Release the lease, or give up starting, without waiting for it. Idempotent."""
-        self._holding.cancel()
-
-    def close(self) -> None:
-        """Release and wait until that is done."""
-        self.release()
-        self._loop.leave()
-
-    async def _hold(self) -> None:
-        async with acquire(self.config, progress=self._progress):
-            await asyncio.Event().wait()
-
-
-_early: EarlyStack | None = None
-
-
 @contextlib.contextmanager
 def starting_early(config: StackConfig, progress: Progress) -> Iterator[None]:
-    """Start a stack in the background and hold it until the eval inside holds its own, at most until the block ends."""
-    global _early
-    _early = EarlyStack(config, progress)
+    """Start a stack in the background, on an event loop in a thread, and hold a lease on it until the block ends.
+
+    Whoever acquires the same config inside joins the stack. A start that fails is not reported here: the eval, which needs
+    the stack, tries again and reports it.
+    """
+    loop = LoopThread()
+    loop.enter()
+    lease = loop.submit(_hold(config, progress))
     try:
         yield
     finally:
-        _early.close()
-        _early = None
+        lease.cancel()
+        loop.leave()  # waits until the lease is given back
+
+
+async def _hold(config: StackConfig, progress: Progress) -> None:
+    async with acquire(config, progress=progress):
+        await asyncio.Event().wait()

@@ -89,9 +89,12 @@ class Lease:
         self._shared = config.share == "machine"
         self._watch(missed=0, heard=self.peer.heard)
         described = await self.peer.call("hello", protocol=PROTOCOL, config=stack_to_wire(config))
-        self.agents = {name: AgentInfo(**agent) for name, agent in described["agents"].items()}
-        self.gateway_url = described["gateway_url"]
-        self._daemon_pid = described["pid"]
+        try:
+            self.agents = {name: AgentInfo(**agent) for name, agent in described["agents"].items()}
+            self.gateway_url = described["gateway_url"]
+            self._daemon_pid = described["pid"]
+        except (LookupError, TypeError, AttributeError):
+            raise StackLostError("what answered does not describe a stack") from None
 
     async def goodbye(self) -> bool:
         """Release the lease. If it was the last one, wait (bounded) until the daemon is gone. Returns whether it was.

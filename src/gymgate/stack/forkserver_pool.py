@@ -57,7 +57,9 @@ class ForkServerPool:
 
     async def _start(self, python: Path) -> ForkServerClient:
         self._progress("importing NeMo Gym")
-        return await ForkServerClient.start(python, self._environment(python), self._directory)
+        # In a thread: it searches directories, and a slow file system would stall every rollout.
+        environment = await asyncio.to_thread(self._environment, python)
+        return await ForkServerClient.start(python, environment, self._directory)
 
     def _environment(self, python: Path) -> dict[str, str]:
         """Return the variables of a fork server: as in an activated environment, for programs that servers call (uv, pytest)."""

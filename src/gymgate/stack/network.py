@@ -1,74 +1,37 @@
-"""The way to a stack that another machine serves: TCP or TLS, a token, and then the protocol of a daemon.
+"""The way to a stack that another machine serves: TCP or TLS, and then the protocol of a daemon.
 
-The caller's first line is the token. The server answers one line, the same for every token that it refuses, and closes.
+Two calls come before the daemon's `hello`. In `enter` both ends give a random text, in `prove` each shows that it has the
+token, the caller first. The token itself is never sent: whoever listens at the port of a server that is down, as another
+user of the machine may, gets neither it nor a rollout.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
+import secrets
 import socket
 import ssl
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from gymgate.core.config import StackConfig, StackServer
 from gymgate.core.errors import ConfigError, StackLostError
-from gymgate.core.http_client import is_loopback, keep_alive
+from gymgate.core.http_client import MAX_BODY, is_loopback, keep_alive
 from gymgate.stack.client import Lease
+from gymgate.stack.protocol import Peer
 
 HANDSHAKE_S = 10.0
-"""For a connection, its TLS handshake, and its first line, each."""
+"""For a connection, its TLS handshake, and both proofs that the token is known, together."""
+MAX_HANDSHAKE = 64 << 10
+"""Bytes of a frame until `hello` is answered."""
+MAX_ANSWER = 4 * MAX_BODY
+"""Bytes of a frame that a server sends, a rollout's record included."""
 SILENT_S = 60
 """After bytes that the other machine's kernel does not acknowledge."""
-MAX_LINE = 1024
-"""Bytes of a first line."""
-ACCEPTED = b"accepted"
 _CALLERS_OWN = {"environments", "server", "share"}
 """Settings of a stack that its caller may have; all others are the server's."""
-
-
-class FirstLine(asyncio.Protocol):
-    """Reads one line, bounded in length and time, and hands the connection over to the protocol that `on_line` returns.
-
-    `on_line` gets `None` if no line came. It returns `None` to end the connection.
-    """
-
-    def __init__(self, on_line: Callable[[asyncio.Transport, bytes | None], asyncio.Protocol | None]) -> None:
-        self._on_line = on_line
-        self._buffer = b""
-        self._over = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
-        if self._over:
-            return
-        line, newline, rest = (self._buffer + data).partition(b"\n")
-        if not newline and len(line) <= MAX_LINE:
-            self._buffer = line
-            return
-        self._over = True
-        transport = self._transport
-        if (following := self._on_line(transport, line if len(line) <= MAX_LINE else None)) is None:
-            transport.close()  # the timer ends it if the other end does not
-            return
-        self._timer.cancel()
-        transport.set_protocol(following)
-        following.connection_made(transport)
-        if rest:
-            following.data_received(rest)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
-        self._timer.cancel()
-        if not self._over:
-            self._on_line(self._transport, None)
 
 
 def refuse_settings(config: StackConfig) -> None:
@@ -97,14 +60,9 @@ async def connect_to(server: StackServer) -> tuple[Lease, socket.socket]:
     tls: dict[str, Any] = (
         {"ssl": context, "server_hostname": url.hostname} if url.scheme == "gymgates" else {}
     )
-    lease = Lease(lambda: f"the connection to the stack at {server.url} is lost", None)
-    answered: asyncio.Future[bytes | None] = loop.create_future()
-
-    def on_line(_: asyncio.Transport, line: bytes | None) -> asyncio.Protocol | None:
-        if not answered.done():
-            answered.set_result(line)
-        return lease.peer if line == ACCEPTED else None
-
+    lease = Lease(lambda: f"{server.url} closed the connection; is it a `gymgate serve-stack`?", None)
+    lease.peer.max_frame = MAX_HANDSHAKE
+    lease.peer.handlers.clear()  # such a server takes no callables, so it has nothing to call here
     try:
         where = (url.hostname or "", url.port or 0)
         sock = await asyncio.to_thread(socket.create_connection, where, HANDSHAKE_S)
@@ -113,23 +71,49 @@ async def connect_to(server: StackServer) -> tuple[Lease, socket.socket]:
                 raise ConfigError(f"{server.url} is not encrypted and not on this machine; use gymgates://")
             notice_silence(sock)
             sock.setblocking(False)
-            async with asyncio.timeout(2 * HANDSHAKE_S):
-                transport, _ = await loop.create_connection(lambda: FirstLine(on_line), sock=sock, **tls)
-                transport.write(token.encode() + b"\n")
-                line = await answered
+            async with asyncio.timeout(HANDSHAKE_S):
+                await loop.create_connection(lambda: lease.peer, sock=sock, **tls)
+                await _prove(lease.peer, server, token)
         except BaseException:
+            lease.peer.abort()
             sock.close()
             raise
     except ssl.SSLCertVerificationError as error:
         reason = f"{error.verify_message}; `certificates` is a file of those to trust"
         raise ConfigError(f"the certificate of {server.url} is not trusted: {reason}") from None
+    except StackLostError:
+        raise
     except OSError as error:  # TimeoutError is one
         raise StackLostError(f"cannot reach the stack at {server.url}: {_reason(error)}") from None
-    if line is None:
-        raise StackLostError(f"{server.url} closed the connection; is it a `gymgate serve-stack`?")
-    if line != ACCEPTED:
-        raise ConfigError(f"{server.url} refused the token in {server.token_env!r}")
+    lease.peer.describe_loss = lambda: f"the connection to the stack at {server.url} is lost"
+    lease.peer.max_frame = MAX_ANSWER
     return lease, sock
+
+
+async def _prove(peer: Peer, server: StackServer, token: str) -> None:
+    """Show the server that this process has the token, and see that the server has it. Raises `ConfigError` if not."""
+    ours = secrets.token_hex(16)
+    theirs = await peer.call("enter", nonce=ours)
+    try:
+        answer = await peer.call("prove", proof=proof(token, "caller", ours, theirs))
+    except ConfigError:
+        raise ConfigError(f"{server.url} refused the token in {server.token_env!r}") from None
+    if not proves(answer, token, "server", ours, theirs):
+        raise ConfigError(
+            f"{server.url} does not have the token in {server.token_env!r}: another program listens there"
+        )
+
+
+def proof(token: str, role: str, callers: Any, servers: Any) -> str:
+    """Return what only an end of this role that has the token can say to these two random texts."""
+    message = f"gymgate {role} {callers} {servers}"
+    return hmac.digest(token.encode(), message.encode(errors="replace"), "sha256").hex()
+
+
+def proves(value: Any, token: str, role: str, callers: Any, servers: Any) -> bool:
+    """Whether the other end's value is this proof. Takes the same time whatever the value is."""
+    expected = proof(token, role, callers, servers)
+    return hmac.compare_digest(str(value).encode(errors="replace"), expected.encode())
 
 
 def notice_silence(sock: socket.socket) -> None:

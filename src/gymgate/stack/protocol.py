@@ -26,12 +26,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 from gymgate.core import codec
-from gymgate.core.errors import DataError, GymgateError, StackLostError, described, from_wire
+from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError, described, from_wire
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Both ends must have the same. It changes with the meaning of the frames."""
 _LENGTHS = struct.Struct("<II")
 _MAX_LENGTH = (1 << 32) - 1
+FRAME_S = 60.0
+"""For a frame from outside, once it has begun, besides its time at `SLOWEST`."""
+SLOWEST = 1 << 20
+"""Bytes a second at which a frame from outside must come on average."""
 _JOINED = 64 << 10
 """Bytes of a frame up to which its parts are copied into one, to be sent by one system call."""
 
@@ -55,8 +59,10 @@ class Peer(asyncio.Protocol):
     """One end of a connection. Belongs to the event loop that made it.
 
     `handlers` answer the other end's calls. Each call runs in its own task, which is cancelled when the other end cancels
-    the call or goes away. `listeners` get messages that have no answer. A frame of more than `max_frame` bytes ends the
-    connection before it is read.
+    the call or goes away. `listeners` get messages that have no answer.
+
+    `max_frame` is set where the other end is not trusted. Then no frame may be longer, in either direction, its head may not
+    hold more values than a body from outside, and it has to come in time. What is no frame ends the connection.
     """
 
     def __init__(
@@ -76,9 +82,12 @@ class Peer(asyncio.Protocol):
         """The other end's calls that have no answer yet."""
         self.describe_loss = describe_loss
         self._on_lost = on_lost
-        self._max_frame = max_frame
+        self.max_frame = max_frame
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
+        self._incomplete = 0
+        """Bytes of the frame that has begun to come, its lengths included."""
+        self._frame_timer: asyncio.TimerHandle | None = None
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         self._next_id = 0
         self._writable = asyncio.Event()
@@ -97,7 +106,7 @@ class Peer(asyncio.Protocol):
         self._next_id += 1
         number = self._next_id
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        frame = _frame({"id": number, "call": method, "with": parameters}, body)
+        frame = _frame({"id": number, "call": method, "with": parameters}, body, self.max_frame)
         self._pending[number] = answer
         try:
             await self._writable.wait()
@@ -130,6 +139,11 @@ class Peer(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def close(self) -> None:
+        """Drop the connection once what was sent is on its way."""
+        if self._transport is not None:
+            self._transport.close()
+
     @property
     def sock(self) -> socket.socket | None:
         """The connection's socket, if it is open."""
@@ -150,6 +164,8 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._transport = None
+        self._buffer.clear()  # a cycle of references keeps this object until the collector runs
+        self._expect(0)
         self.lost.set()
         self._writable.set()
         for task in self.tasks.values():
@@ -170,22 +186,54 @@ class Peer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         self.heard += 1
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        while len(buffer) - start >= _LENGTHS.size:
-            head, more = _LENGTHS.unpack_from(buffer, start)
-            at = start + _LENGTHS.size
-            end = at + head + more
-            if self._max_frame is not None and end - at > self._max_frame:
-                self.abort()
-                return
-            if len(buffer) < end:
+        self._buffer += data
+        try:
+            self._read_frames()
+        except Exception as error:  # whatever a value of the wrong type leads to
+            self._drop(f"what came is no frame: {described(error)}")
+
+    def _read_frames(self) -> None:
+        """Handle what has come as a whole. Raises whatever a frame leads to that is none."""
+        buffer, start, length = self._buffer, 0, 0
+        while left := len(buffer) - start:
+            length = _LENGTHS.size
+            if left < length:
                 break
-            start = end
-            self._handle(codec.loads_own(bytes(buffer[at : at + head])), bytes(buffer[at + head : end]))
+            head, body = _LENGTHS.unpack_from(buffer, start)
+            if self.max_frame is not None and head + body > self.max_frame:
+                raise ValueError(f"{head + body} bytes, the limit is {self.max_frame}")
+            length += head + body
+            if left < length:
+                break
+            with memoryview(buffer)[start + _LENGTHS.size : start + length] as view:
+                frame, rest = bytes(view[:head]), bytes(view[head:])
+            start += length
+            length = 0
+            trusted = self.max_frame is None
+            self._handle(codec.loads_own(frame) if trusted else codec.parse_bounded(frame)[0], rest)
         if start:
             del buffer[:start]
+        if self.max_frame is not None and (start or length != self._incomplete):
+            self._expect(length)
+
+    def _expect(self, length: int) -> None:
+        """Give a frame of so many bytes its time to come; 0: none has begun."""
+        self._incomplete = length
+        if self._frame_timer is not None:
+            self._frame_timer.cancel()
+            self._frame_timer = None
+        if length:
+            seconds = FRAME_S + length / SLOWEST
+            late = f"a frame of {length} bytes did not come within {seconds:.0f} s"
+            self._frame_timer = asyncio.get_running_loop().call_later(seconds, self._drop, late)
+
+    def _drop(self, reason: str) -> None:
+        """End a connection whose other end does not keep to the protocol."""
+        logger.info("connection dropped: %s", reason)
+        describe = self.describe_loss
+        self.describe_loss = lambda: f"{describe()}; {reason}"
+        self._buffer.clear()
+        self.abort()
 
     def _send(self, frame: tuple[bytes, ...]) -> None:
         if self._transport is None:
@@ -197,12 +245,13 @@ class Peer(asyncio.Protocol):
 
     def _handle(self, frame: dict[str, Any], body: bytes) -> None:
         if "call" in frame:
-            number = frame["id"]
+            number, method, parameters = frame["id"], frame["call"], frame["with"]
             # A task that is not kept would outlive the connection.
-            if type(number) is not int or number in self.tasks:
-                self.abort()
-                return
-            task = asyncio.create_task(self._answer(number, frame["call"], frame["with"], body))
+            if type(number) is not int or number in self.tasks or type(parameters) is not dict:
+                raise ValueError("a call without a number of its own, or without parameters")
+            task = asyncio.create_task(
+                self._answer(number, method, parameters, body, self.handlers.get(method))
+            )
             self.tasks[number] = task
             task.add_done_callback(lambda _: self.tasks.pop(number, None))
         elif "cancel" in frame:
@@ -217,14 +266,18 @@ class Peer(asyncio.Protocol):
             else:
                 answer.set_result(Reply(frame["ok"], body))
 
-    async def _answer(self, number: int, method: str, parameters: dict[str, Any], body: bytes) -> None:
+    async def _answer(
+        self, number: int, method: str, parameters: dict[str, Any], body: bytes, handler: CallHandler | None
+    ) -> None:
         """Answer a call, with an error if need be: the other end waits. Only a call that it cancelled gets no answer."""
         task = asyncio.current_task()
         assert task is not None
         try:
-            answer = await self.handlers[method](parameters, body)
+            if handler is None:
+                raise ConfigError(f"there is no call {method!r} at this time")
+            answer = await handler(parameters, body)
             reply = answer if isinstance(answer, Reply) else Reply(answer)
-            frame = _frame({"id": number, "ok": reply.value}, reply.body)
+            frame = _frame({"id": number, "ok": reply.value}, reply.body, self.max_frame)
         except GymgateError as error:
             frame = _failure(number, error)
         except BaseException as error:
@@ -250,14 +303,15 @@ def process_at(connection: socket.socket) -> int:
     return pid
 
 
-def _frame(value: dict[str, Any], body: bytes = b"") -> tuple[bytes, ...]:
+def _frame(value: dict[str, Any], body: bytes = b"", limit: int | None = None) -> tuple[bytes, ...]:
     """Return the pieces of a frame. Raises `DataError` for a value that cannot be sent."""
     try:
         head = codec.dumps(value)
     except ValueError as error:
         raise DataError(f"cannot be sent as JSON: {error}") from None
-    if (length := max(len(head), len(body))) > _MAX_LENGTH:
-        raise DataError(f"cannot be sent: {length} bytes, the limit is {_MAX_LENGTH}")
+    limit = _MAX_LENGTH if limit is None else limit
+    if (length := len(head) + len(body)) > limit:
+        raise DataError(f"cannot be sent: {length} bytes, the limit is {limit}")
     return (_LENGTHS.pack(len(head), len(body)), head, body)
 
 

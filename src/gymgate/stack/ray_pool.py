@@ -5,6 +5,9 @@
 
 So whoever holds the lease uses it as any other: rollouts go to the stack with the fewest, and calls of callables come back here.
 A rollout whose stack is lost fails with `StackLostError`, and runs on another stack when its caller tries again.
+
+Why the pool answers as a daemon and is no second kind of lease: that would save the pair of sockets and about 30 lines, but
+whoever holds a lease would have to know two kinds, of which one has a process, a socket and a fork to let go of.
 """
 
 from __future__ import annotations

@@ -121,6 +121,7 @@ class RunningStack:
             "fork_servers": [client.process.pid for client in self._fork_servers.running()],
             "rollouts": len(self.gateway.routes),
             "calls": self.gateway.in_flight,
+            "ports": sorted(self.gateway.all_ports),
             "replicas": self.gateway.replicas,
             "environments": {name: environment.describe() for name, environment in self.environments.items()},
         }

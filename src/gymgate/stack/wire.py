@@ -10,6 +10,7 @@ from pydantic import BaseModel, SecretStr, TypeAdapter
 
 from gymgate.core import codec
 from gymgate.core.config import HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
+from gymgate.core.errors import StackLostError, described
 from gymgate.rollouts.record import Rollout, RolloutError, Timing, read_calls
 from gymgate.stack.protocol import Reply
 
@@ -53,14 +54,20 @@ def pack_rollout(value: Mapping[str, Any], route: Route) -> Reply:
 
 
 def unpack_rollout(reply: Reply) -> Rollout:
-    """Return the record of a rollout that the daemon packed. Its parts are not validated again."""
-    value = codec.loads_own(reply.body)
-    value["calls"] = read_calls(value)
-    del value["requests"]
-    value["timing"] = Timing.model_construct(**value["timing"])
-    if (error := value.get("error")) is not None:
-        value["error"] = RolloutError.model_construct(**error)
-    return Rollout.model_construct(**value)
+    """Return the record of a rollout that the daemon packed. Its parts are not validated again.
+
+    Raises `StackLostError` for anything else, which only a server on another machine may send.
+    """
+    try:
+        value = codec.loads_own(reply.body)
+        value["calls"] = read_calls(value)
+        del value["requests"]
+        value["timing"] = Timing.model_construct(**value["timing"])
+        if (error := value.get("error")) is not None:
+            value["error"] = RolloutError.model_construct(**error)
+        return Rollout.model_construct(**value)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise StackLostError(f"the stack answered no record of a rollout: {described(error)}") from None
 
 
 def _to_wire(value: BaseModel) -> dict[str, Any]:
