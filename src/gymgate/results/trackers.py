@@ -23,9 +23,9 @@ from gymgate.core import codec
 from gymgate.core.errors import described
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.metrics import numbered, summary_rows
-from gymgate.runs.plan import IdentitySet
+from gymgate.runs.plan import Identity, IdentitySet
 from gymgate.runs.record import identity_of
-from gymgate.runs.tasks import CollectedTasks
+from gymgate.runs.tasks import CollectedTasks, Task
 
 PROJECT = "gymgate"
 """Project, or experiment, of runs that no variable of the library puts elsewhere."""
@@ -173,9 +173,18 @@ def log_run(
     answer(started=tracker.where)
     collected, progress, end = CollectedTasks(), {"rollouts": 0}, None
     seen, due, is_new = IdentitySet(), 0.0, False
-    for value in _earlier(first.get("directory")):
-        collected.add(value)
-        seen.add(identity_of(value))
+    failed: dict[Identity, Task] = {}
+    """Rollouts that failed permanently in earlier commands; this one may run them again."""
+    if (directory := first.get("directory")) is not None:
+        runs = Runs(
+            [Path(directory)], first_of_overlap=True
+        )  # rollouts of earlier commands, and some of this one
+        for value in runs.rollouts():
+            collected.add(value)
+            seen.add(identity_of(value))
+        for value in runs.failures():
+            task = failed[identity_of(value)] = collected.task_of(value)
+            task.failed += 1
     while end is None:
         try:
             message = messages.get(timeout=max(0.0, due - time.monotonic()) if is_new else None)
@@ -185,7 +194,10 @@ def log_run(
             end = message or {"end": "lost"}
         elif "rollout" in message:
             progress, is_new = message["progress"], True
-            if seen.add(identity_of(message["rollout"])):
+            identity = identity_of(message["rollout"])
+            if seen.add(identity):
+                if identity in failed:
+                    failed.pop(identity).failed -= 1
                 collected.add(message["rollout"])
         began = time.monotonic()
         if is_new and (began >= due or end is not None):
@@ -195,12 +207,6 @@ def log_run(
     rows = end.get("rows") or summary_rows(collected)
     summary = {f"{row['environment']}/{name}": value for row in rows for name, value in row.items()}
     tracker.finish(_numbers(summary), failed=end["end"] != "completed")
-
-
-def _earlier(directory: str | None) -> Iterator[dict[str, Any]]:
-    """Yield the rollouts that finished in earlier commands, and some of this one."""
-    if directory is not None:
-        yield from Runs([Path(directory)], first_of_overlap=True).rollouts()
 
 
 def shown_metrics(progress: Values, rows: Sequence[Values]) -> dict[str, float]:
