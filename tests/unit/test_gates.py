@@ -28,10 +28,10 @@ Outcomes = dict[str, list[str]]
 
 def write_run(path: Path, outcomes: Outcomes, *, planned: bool = True, seed: int | None = None) -> Path:
     finished, failed = [], []
-    for environment, rows in outcomes.items():
+    for place, (environment, rows) in enumerate(outcomes.items()):
         for number, outcome in enumerate(rows):
             line: dict[str, Any] = {
-                **{"row_key": f"{environment}{number}", "occurrence": 0, "repeat": 0, "seed": seed},
+                **{"row_key": f"{place:08x}{number:08x}", "occurrence": 0, "repeat": 0, "seed": seed},
                 **{"task": number, "line": number + 1, "environment": environment, "agent": "a", "calls": []},
             }
             if outcome == "failed":
@@ -83,6 +83,15 @@ def test_fail_if_worse_of_another_seed_and_of_one_run_among_several(tmp_path: Pa
         done = CliRunner().invoke(compare, [*map(str, (base, *others)), "--fail-if-worse", "0"])
         assert done.exit_code == 1
         assert f"{seeded}: --fail-if-worse 0: not measured" in done.stderr
+
+
+def test_an_environment_called_all_is_compared_alone(tmp_path: Path) -> None:
+    """It falls, and the other rises."""
+    base = write_run(tmp_path / "a", {"all": ["1", "1"], "f": ["0", "0"]})
+    other = write_run(tmp_path / "b", {"all": ["0", "0"], "f": ["1", "1"]})
+    done = CliRunner().invoke(compare, [str(base), str(other), "--json"])
+    [compared] = orjson.loads(done.stdout)["compared"]
+    assert [row["difference"] for row in compared["environments"]] == [-1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(
