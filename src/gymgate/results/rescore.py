@@ -276,7 +276,7 @@ def _can_be_played(value: Mapping[str, Any]) -> bool:
     """Whether what the policy said is stored, up to the rollout's end."""
     response = (value.get("result") or {}).get("response")
     said = isinstance(response, Mapping) and bool(response.get("output"))
-    said |= any(call.get("request") for call in _policy_calls(value))
+    said |= any(call.get("request") and call.get("status_code") == 200 for call in _policy_calls(value))
     return said and (value.get("error") is None or not _policy_calls(value) or _policy_answered(value))
 
 
