@@ -102,7 +102,7 @@ def command(
     openings: dict[TaskKey, str] = {}
 
     def see(value: dict[str, Any]) -> None:
-        if (key := task_key(value)) not in openings:
+        if not openings.get(key := task_key(value)):  # a rollout without a result has no words
             openings[key] = opening(value)
 
     collected = read_tasks(base, see=see)

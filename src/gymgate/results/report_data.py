@@ -55,7 +55,7 @@ class ReportData:
                 values.append({**conversation(value, label), "key": f"{'/'.join(map(str, name))} {label}"})
         if "final" in value:
             return
-        if name not in self.openings:
+        if not self.openings.get(name):  # a rollout without a result has no words
             self.openings[name] = opening(value)
         if (reward := outcome_of(value).reward) is not None:
             self.charts[REWARD].append(reward)
