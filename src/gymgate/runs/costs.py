@@ -94,10 +94,10 @@ class UsageCounts:
         """Return the usage of each environment's policy and judges and, if there are several environments, the sums."""
         several = len({environment for environment, _ in self._usages}) > 1
         usages = sorted(
-            self._usages.values(), key=lambda each: (each.environment, each.model_server != POLICY)
+            self._usages.values(), key=lambda usage: (usage.environment, usage.model_server != POLICY)
         )
         totals = (
-            sorted(self._totals.values(), key=lambda each: each.model_server != POLICY) if several else []
+            sorted(self._totals.values(), key=lambda usage: usage.model_server != POLICY) if several else []
         )
         return [usage.at(prices) for usage in (*usages, *totals)]
 

@@ -516,7 +516,7 @@ def _working_directory(fallback: Path) -> Path:
 
 def _log_name(name: str, environments: Sequence[EnvironmentConfig]) -> str:
     """Return the name of an environment's log directory; further ones of the same file name get a number."""
-    alike = [each.name for each in environments if _file_name(each.name) == _file_name(name)]
+    alike = [spec.name for spec in environments if _file_name(spec.name) == _file_name(name)]
     number = alike.index(name) if name in alike else 0
     return f"{_file_name(name)}-{number + 1}" if number else _file_name(name)
 

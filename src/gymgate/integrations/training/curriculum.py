@@ -215,7 +215,7 @@ class Curriculum:
         for number, task in RowFile(path).numbered():
             try:
                 key = _key(task["row_key"], int(task.get("occurrence", 0)))
-                place, rewards = (task["environment"], key), [float(each) for each in task["rewards"]]
+                place, rewards = (task["environment"], key), [float(reward) for reward in task["rewards"]]
             except (KeyError, TypeError, ValueError):
                 raise ConfigError(
                     f"{path}:{number}: no task with its rewards, as `gymgate aggregate RUN -o {path.name}` writes it"

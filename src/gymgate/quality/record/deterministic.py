@@ -32,8 +32,8 @@ async def measure(bench: Bench) -> Deterministic:
     if not any(reward is not None for values in rewards.values() for reward in values):
         raise Unmeasured("scored again, no rollout of it gets a reward that counts")
     numbers = {
-        each.name: tuple(r for r in (each.replayed, *rewards[each.name]) if r is not None)
-        for each in subjects
+        subject.name: tuple(r for r in (subject.replayed, *rewards[subject.name]) if r is not None)
+        for subject in subjects
     }
     return Deterministic(
         rollouts=len(subjects),

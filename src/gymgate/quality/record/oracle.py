@@ -293,8 +293,8 @@ def _said(forms: Mapping[str, Answer]) -> frozenset[str]:
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
-        for each in value.values():
-            yield from _texts(each)
+        for part in value.values():
+            yield from _texts(part)
         return
     text = value if isinstance(value, str) else codec.dumps(value).decode()
     text = text.strip().casefold()
