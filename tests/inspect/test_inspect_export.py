@@ -6,6 +6,7 @@ import math
 import shutil
 from pathlib import Path
 
+import orjson
 import pytest
 from click.testing import CliRunner
 from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
@@ -108,3 +109,21 @@ def test_two_models_are_not_one_log(run: Path, tmp_path: Path) -> None:
 def test_another_ending_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\.eval or \.json"):
         export(run, tmp_path / "run.jsonl")
+
+
+def test_a_sum_of_tokens_is_of_all_calls_or_none(run: Path, tmp_path: Path) -> None:
+    """One call whose endpoint counted nothing would make it too low; a refused one used nothing."""
+    rollouts = run / "rollouts.jsonl"
+    usage = {"input_tokens": 100, "output_tokens": 10}
+    made = {"index": 0, "dialect": "chat", "status_code": 200, "usage": usage}
+    refused = {**made, "index": 1, "status_code": 429, "usage": {}}
+    unknown = {**made, "index": 1, "usage": {}}
+    lines = [orjson.loads(line) for line in rollouts.read_bytes().splitlines()]
+    for line, calls in zip(lines, ([made, refused], [made, unknown], [made], [made]), strict=True):
+        line["calls"] = calls
+    rollouts.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    export(run, tmp_path / "run.eval")
+    log = read_eval_log(str(tmp_path / "run.eval"))
+    totals = [[usage.total_tokens for usage in sample.model_usage.values()] for sample in samples_of(log)]
+    assert sorted(total for total in totals) == [[], [], [110], [110], [110]]
+    assert log.stats.model_usage == {}

@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 
-from gymgate.cluster.supervisor import ChildProcess
+from gymgate.cluster import supervisor
+from gymgate.cluster.servers import Server
+from gymgate.cluster.supervisor import ChildProcess, supervise
 from gymgate.core.files import tail
 
 PROGRAM = Path(__file__).with_name("collect_vllm_program.py")
@@ -246,3 +248,19 @@ def test_no_vllm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     done = said("m")
     assert done.returncode == 1
     assert "gymgate: server-1: cannot run 'vllm': No such file or directory" in done.stderr
+
+
+async def test_a_restart_counts_only_for_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that dies once a month is kept up; here its restarts are forgotten at once."""
+    monkeypatch.setattr(supervisor, "RESTART_WINDOW_S", 0.0)
+    restarted: asyncio.Queue[str] = asyncio.Queue()
+    server = Server("s", ("false",), "http://127.0.0.1:1/v1")
+    async with (
+        asyncio.timeout(30),
+        supervise([server], tmp_path, restarts=1, progress=restarted.put_nowait) as supervised,
+    ):
+        watching = asyncio.create_task(supervised.watch())
+        for _ in range(4):
+            assert "restarting" in await restarted.get()
+        watching.cancel()
+        await asyncio.wait([watching])

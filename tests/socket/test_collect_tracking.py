@@ -29,7 +29,7 @@ from gymgate.results.tracking import RunTracking
 from gymgate.rollouts import ModelCall, RolloutError, Usage
 from gymgate.rollouts.row import make_row
 from gymgate.runs.plan import RolloutPlan
-from gymgate.runs.record import CollectedRollout, to_line
+from gymgate.runs.record import CollectedRollout, failure_line, to_line
 from gymgate.runs.run import Collection
 from gymgate.runs.settings import shown_settings
 
@@ -243,6 +243,9 @@ def test_settings_hold_no_secret() -> None:
     [
         ("search.api_keys", ["hunter2"]),
         ("search.password", 7411),
+        ("search.openai_api_key_2", "hunter2"),
+        ("db.pw", "hunter2"),
+        ("db.root_pwd", "hunter2"),
         ("db.auth", "hunter2"),
         ("db.credentials", {"user": "u", "passwd": "hunter2"}),
         ("db.url", "https://u:a@hunter2@host/v1"),
@@ -318,6 +321,19 @@ def test_metrics_are_those_of_the_whole_run_after_a_resume(tmp_path: Path) -> No
     assert noted.logged[-1] == (4, {"rollouts": 4, "mcqa/mean_reward": 2 / 3, "mcqa/pass@1": 2 / 3, **PASSES})
     assert noted.summary["mcqa/rollouts"] == 3
     assert noted.failed is False
+
+
+def test_failures_of_earlier_commands_count_until_they_are_run_again(tmp_path: Path) -> None:
+    """Three had failed permanently; `--rerun-failed` runs two again, of which one finishes."""
+    (tmp_path / "run.json").write_text('{"format": 1, "settings": {"policy": null}}')
+    (tmp_path / "rollouts.jsonl").write_bytes(to_line(rollout(0)))
+    (tmp_path / "failures.jsonl").write_bytes(
+        b"".join(failure_line(failed(number), final=True) for number in (1, 2, 3))
+    )
+    first = {"name": "n", "settings": {}, "directory": str(tmp_path)}
+    told = [message_of(rollout(2), rollouts=1), message_of(failed(3), rollouts=2)]
+    summary = log_messages(first, *told, {"end": "completed"}).summary
+    assert [summary[f"mcqa/{name}"] for name in ("rollouts", "failed", "scored")] == [4, 2, 2]
 
 
 PASSES = {"mcqa/pass@2": 1.0, "mcqa/pass@3": 1.0}

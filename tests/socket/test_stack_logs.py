@@ -7,7 +7,9 @@ import os
 import random
 import signal
 import socket
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,30 @@ def test_the_end_stays_and_its_writer_goes_on_behind_it(tmp_path: Path, short: N
     assert kept.startswith(b"line 4")
     assert kept.endswith(lines(4_990, 5_003))
     assert dropped == b"[%d bytes were dropped here]" % (before + len(lines(5_000, 5_003)) - len(kept))
+
+
+def test_what_is_written_while_a_log_is_cut_stays_in_its_order(tmp_path: Path, short: None) -> None:
+    """A line comes after each look at the file's content, as long as the cut goes on."""
+    log = tmp_path / "server.log"
+    log.write_bytes(lines(0, 5_000))
+    late = iter(range(5_000, 5_002))
+    with log.open("ab", buffering=0) as writer:
+
+        def write_after_reading(frame: Any, event: str, arg: Any) -> None:
+            is_read = event == "c_return" and getattr(arg, "__name__", "") == "read"
+            if is_read and (number := next(late, None)) is not None:
+                writer.write(lines(number, number + 1))
+
+        sys.setprofile(write_after_reading)
+        try:
+            logs.cut_logs(tmp_path)
+        finally:
+            sys.setprofile(None)
+        writer.write(lines(5_002, 5_003))
+    dropped, _, kept = log.read_bytes().partition(b"\n")
+    assert kept == lines(0, 5_003)[-len(kept) :]
+    assert kept.endswith(lines(4_990, 5_003))
+    assert dropped == b"[%d bytes were dropped here]" % (len(lines(0, 5_003)) - len(kept))
 
 
 def test_short_logs_and_other_files_are_left_alone(tmp_path: Path, short: None) -> None:

@@ -235,7 +235,11 @@ async def test_the_full_reward_is_the_highest_that_was_recorded(earned: float, s
     assert (oracle.full, oracle.solved, oracle.reward) == (10.0, solved, earned)
 
 
-@pytest.mark.parametrize("answers", [("Paris", " paris"), (4, "4.0")])
+@pytest.mark.parametrize(
+    "answers",
+    [("Paris", " paris"), (4, "4.0"), ('"Paris"', '{"task": "capital", "content": "Paris"}')],
+    ids=["case", "number", "wrapped, as in iheval"],
+)
 async def test_another_rows_equal_answer_is_no_wrong_one(answers: tuple[Any, Any]) -> None:
     rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in answers]
     oracle = await measured(rows, lambda row, text: text.startswith(r"\boxed{"))

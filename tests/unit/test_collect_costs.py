@@ -76,6 +76,19 @@ def test_a_rollout_that_called_no_model_used_no_tokens(tmp_path: Path) -> None:
     assert (usage.rollouts, usage.counted, usage.input_tokens) == (2, 2, 100)
 
 
+def test_an_environment_called_all_is_not_the_sum_of_all(tmp_path: Path) -> None:
+    alone = write_run(tmp_path / "alone", [line(0, 0, 1.0, environment="all", calls=[call()])])
+    (row,) = read_runs([alone]).usage.rows(PRICES)
+    assert (row.rollouts, row.input_tokens) == (1, 100)
+    lines = [line(n, 0, 1.0, environment=name, calls=[call()]) for n, name in enumerate(("all", "mcqa"))]
+    rows = read_runs([write_run(tmp_path / "two", lines)]).usage.rows(PRICES)
+    assert [(row.environment, row.input_tokens) for row in rows] == [
+        ("all", 100),
+        ("mcqa", 100),
+        ("all", 200),
+    ]
+
+
 def test_nothing_known_has_no_cost(tmp_path: Path) -> None:
     [usage] = usages(write_run(tmp_path / "run", [line(0, 0, 1.0, calls=[call(None, None)])])).values()
     assert (usage.counted, usage.rollouts, usage.input_tokens, usage.cost) == (0, 1, None, None)

@@ -22,7 +22,7 @@ from gymgate.results import page
 from gymgate.results.export import export_dataset
 from gymgate.results.page import LONGEST_TEXT
 from gymgate.results.report import write_report
-from gymgate.results.report_data import time_split
+from gymgate.results.report_data import ReportData, time_split
 from gymgate.rollouts.transcript import Entry, transcript
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.costs import StoredCall
@@ -273,6 +273,15 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
         ["assistant", "so"],
         ["assistant", "hello"],
     ]
+
+
+def test_a_task_has_the_first_words_of_any_of_its_rollouts() -> None:
+    data = ReportData(tasks=1, per_task=1)
+    place = {"environment": "e", "row_key": "0", "status": "completed", "calls": []}
+    data.add({**place, "repeat": 0, "result": None})
+    data.add({**place, "repeat": 1, "result": {"responses_create_params": {"input": "Which?"}}})
+    data.add({**place, "repeat": 2, "result": {"responses_create_params": {"input": "Other"}}})
+    assert [*data.openings.values()] == ["Which?"]
 
 
 def test_runs_that_overlap_are_counted_once_everywhere_and_read_once(

@@ -125,6 +125,13 @@ def test_what_a_judge_was_asked_does_not_say_what_the_policy_said(tmp_path: Path
     assert (len(run.rollouts), run.silent) == (1, 1)
 
 
+def test_a_policy_whose_only_call_was_refused_said_nothing(tmp_path: Path) -> None:
+    """As one that overflowed the model's context: the rollout is truncated, and has no error."""
+    refused = line(2, status="truncated", result={}, calls=[{**call(), "status_code": 400}])
+    run = stored(tmp_path / "r.jsonl", line(1), refused)
+    assert (len(run.rollouts), run.silent) == (1, 1)
+
+
 def test_shards_of_different_runs_are_not_rescored_as_one(tmp_path: Path) -> None:
     for index, release in ((1, "0.7.0"), (2, "0.6.0")):
         (shard := tmp_path / f"shard-{index}-of-2").mkdir()

@@ -120,6 +120,23 @@ def test_a_batch_holds_no_row_twice_unless_it_is_larger_than_the_data() -> None:
     assert first[3] == first[0]
 
 
+def test_equal_rows_have_evidence_of_their_own_after_a_resume(tmp_path: Path) -> None:
+    keys = ["a", "b", "a", "a"]
+    curriculum = Curriculum(CurriculumConfig(), {"e": keys})
+    curriculum.update([Group("e", 0, [1.0] * 8), Group("e", 2, [0.0] * 8)])
+    again = Curriculum(CurriculumConfig(), {"e": keys})
+    again.restore(json.loads(json.dumps(curriculum.state())))
+    rates = [curriculum.rate("e", at) for at in range(4)]
+    assert [again.rate("e", at) for at in range(4)] == rates
+    assert [again.draw(["e"] * 3) for _ in range(20)] == [curriculum.draw(["e"] * 3) for _ in range(20)]
+    assert rates[0] > rates[3] > rates[2]
+
+    rows = [{"environment": "e", "row_key": "a", "occurrence": n, "rewards": [n / 2] * 4} for n in range(3)]
+    (path := tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    started = Curriculum(CurriculumConfig(rates=str(path)), {"e": keys})
+    assert started.rate("e", 0) < started.rate("e", 2) < started.rate("e", 3)
+
+
 def test_a_state_goes_on_with_the_same_draws_whatever_the_order_of_the_rows() -> None:
     curriculum, _ = trained(CurriculumConfig(), 20)
     state = json.loads(json.dumps(curriculum.state()))

@@ -12,7 +12,7 @@ import pytest
 
 from gymgate.cli import main
 from gymgate.core.errors import DataError, GymgateError, NeedMissingError, SetupError
-from gymgate.core.files import replacing, sha256_of
+from gymgate.core.files import filling, replacing, sha256_of
 from gymgate.gym.preparation.failures import failure, missing_package, refusal
 from gymgate.gym.preparation.program import run_program
 
@@ -123,6 +123,24 @@ def test_closing_the_events_ends_the_program_and_what_it_started(tmp_path: Path)
             ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
         ).stdout
         assert state.strip()[:1] in ("", "Z"), f"process {pid} is still there"
+
+
+def test_the_umask_is_read_and_never_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as another one was set, files of other threads had its permissions."""
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "umask", None)
+            with replacing(tmp_path / "rows.jsonl") as file:
+                file.write(b"{}")
+            with filling(tmp_path / "directory"):
+                pass
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("rows.jsonl", "directory")] == [
+        0o640,
+        0o750,
+    ]
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

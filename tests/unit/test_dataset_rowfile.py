@@ -48,6 +48,7 @@ def at(rows: RowFile, position: int) -> dict[str, Any]:
         pytest.param('{"i": 0}\n{"i": 1}\n{"i": 2}', id="no-last-newline"),
         pytest.param('{"i": 0}\r\n{"i": 1}\r\n{"i": 2}\r\n', id="crlf"),
         pytest.param('\n{"i": 0}\n\n  \n{"i": 1}\r\n\t\n{"i": 2}\n\n', id="blank-lines"),
+        pytest.param('{"i": 0}\n\x0c\n{"i": 1}\n \x0b\n\n{"i": 2}\n\x0b', id="blank-to-python-alone"),
         pytest.param('\ufeff{"i": 0}\n{"i": 1}\n{"i": 2}\n', id="byte-order-mark"),
     ],
 )

@@ -93,6 +93,39 @@ def test_a_call_under_way_keeps_its_answer_however_many_are_kept(monkeypatch: py
     assert [call.payload for call in calls] == [b"answer", b"", b"answer"]
 
 
+def test_a_marked_answer_takes_no_look_at_the_others() -> None:
+    """The bodies of all of them were measured for every call of an agent with the OpenAI SDK."""
+
+    class Body(bytes):
+        def __len__(self) -> int:
+            measured.append(self)
+            return super().__len__()
+
+    repeated, measured = RetryDeduplicator(), []
+    for number in range(retries.MARKED_ANSWERS + 5):
+        key, call = RequestKey("m", "chat", Body(b"%d" % number), f"key {number}"), gone()
+        measured.clear()
+        repeated.add(key, call)
+        repeated.note_delivery(key, call)
+    assert len(measured) < 20
+
+
+def test_a_call_made_anew_for_its_key_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "KEPT_BYTES", 20)
+    repeated, key, other = (
+        RetryDeduplicator(),
+        *(RequestKey("m", "chat", b"{}", name) for name in ("key", "other")),
+    )
+    for again in range(3):
+        call = gone()
+        repeated.add(key, call)
+        for _ in range(again + 1):  # also if its answer is written several times
+            repeated.note_delivery(key, call)
+    repeated.add(other, second := gone())
+    repeated.note_delivery(other, second)
+    assert (repeated.find(key, retry=True), repeated.find(other, retry=True)) == (call, second)
+
+
 def test_long_bodies_that_differ_in_the_middle_alone_are_different_calls() -> None:
     """The hash leaves the middle out, equality does not."""
     sent, other = (

@@ -75,6 +75,9 @@ def test_the_template_is_copied_without_what_an_installer_compiled(
         "ümlaut",
         "a.b",
         "a" * 300,
+        "json",
+        "copy",
+        "all",
     ],
 )
 def test_a_name_that_python_or_yaml_would_read_otherwise_is_refused(name: str, here: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gymgate.core.errors import DataError
 from gymgate.gateway.replay.backend import complete_item
-from gymgate.gateway.replay.conversation import blocks_of
+from gymgate.gateway.replay.conversation import Block, blocks_of
 from gymgate.gateway.replay.index import ReplayIndex
 from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollouts, recorded_rows
 
@@ -170,6 +170,22 @@ def test_rows_that_some_recording_begins_with(tmp_path: Path) -> None:
     found = recordings(tmp_path / "r.jsonl", record([user("x"), user("an observation")], [A]))
     rows = [row("x", n=1), row("y"), row("x", n=2), row([user("x"), user("an")]), row([user("x"), A])]
     assert recorded_rows(found, rows) == [rows[0], rows[2]]
+
+
+def test_rows_and_recordings_are_not_compared_each_with_each(tmp_path: Path, monkeypatch: Any) -> None:
+    """As many as gsm8k's test rows with eight recordings each are 14 million pairs, which took minutes."""
+    count, repeats = 40, 8
+    found = recordings(
+        tmp_path / "r.jsonl", *[record([user(f"question {n}")], [A]) for n in range(count)] * repeats
+    )
+    rows = [row([user(f"question {n}")], n=n) for n in range(count + 1)]
+    compared = []
+    monkeypatch.setattr(
+        Block, "compared_parts", lambda self, real=Block.compared_parts: compared.append(self) or real(self)
+    )
+    assert recorded_rows(found, rows) == rows[:count]
+    assert pair_rows(found, rows) == rows[:count] * repeats
+    assert len(compared) <= 2 * 4 * (count * (repeats + 1) + 1)
 
 
 def kept_call(request: Any, response: Any, **fields: Any) -> dict[str, Any]:

@@ -49,6 +49,14 @@ async def made(root: Path, agent: dict[str, Any], routing: Routing | None = None
     return await RunningEnvironment(spec, [root / "e.yaml"], runtime, context(root, agent))._read_plan()
 
 
+def test_environments_whose_names_are_alike_have_logs_of_their_own(tmp_path: Path) -> None:
+    nothing: Any = None
+    names = ("a/b.yaml", "a_b.yaml", "a:b.yaml")
+    stack = StackContext(StackConfig(environments=names), tmp_path, nothing, nothing, nothing, lambda _: None)
+    made = [RunningEnvironment(EnvironmentConfig(name=name), [], nothing, stack) for name in names]
+    assert [environment._logs.name for environment in made] == ["a_b.yaml", "a_b.yaml-2", "a_b.yaml-3"]
+
+
 async def test_source_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     read = plan.read_code

@@ -96,7 +96,7 @@ def test_an_integer_too_large_for_a_figure_is_no_number(large: int) -> None:
 
 
 def test_parts_and_metrics() -> None:
-    """The row's own numbers, which Gym repeats, are no metrics."""
+    """The row's own numbers, which Gym repeats or replaces under their names, are no metrics."""
     result = {
         "reward": 0.5,
         "reward_components": {"format": 1, "answer": 0.0, "note": "x"},
@@ -113,12 +113,23 @@ def test_parts_and_metrics() -> None:
     }
     measured = results.measurement_fields(result, b'{"level":3,"attempts":1}', "route")
     assert measured["reward_parts"] == {"format": 1.0, "answer": 0.0, "reward_safety": 0.25}
-    assert measured["metrics"] == {
-        "accuracy": 0.75,
-        "correct": 1.0,
-        "attempts": 4.0,
-        "my_reward_count": 2.0,
-    }
+    assert measured["metrics"] == {"accuracy": 0.75, "correct": 1.0, "my_reward_count": 2.0}
+
+
+def test_a_metric_with_the_name_of_a_row_field_is_in_no_rollout() -> None:
+    """By value it would be left out only where it equals the row's, and its mean would be one of the others."""
+    row = b'{"num_steps":5}'
+    measured = [
+        results.measurement_fields({"num_steps": taken, "score": 1}, row, "route") for taken in (5, 4, 3)
+    ]
+    assert [each["metrics"] for each in measured] == [{"score": 1.0}] * 3
+
+
+def test_a_number_of_the_row_is_no_reward_part() -> None:
+    """Else a row's `reward_threshold` would be an objective with a weight of its own."""
+    result = {"reward": 1.0, "reward_threshold": 0.8, "reward_style": 0.5}
+    measured = results.measurement_fields(result, b'{"reward_threshold":0.8}', "route")
+    assert measured["reward_parts"] == {"reward_style": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,24 @@ def test_a_failing_vllm_ends_everything(vllm: ScriptedVLLM, loop: LoopThread) ->
     assert vllm.requests == {}
 
 
+def test_an_engine_that_is_dead_hides_nothing_of_why(vllm: ScriptedVLLM, loop: LoopThread) -> None:
+    """It refuses to abort what it was sampling, too."""
+
+    def die(number: int) -> None:
+        vllm.abort_request = abort  # type: ignore[method-assign]
+        raise RuntimeError("CUDA out of memory")
+
+    def abort(request_ids: list[str]) -> None:
+        raise RuntimeError("EngineDeadError")
+
+    async def work(engine: ColocatedEngine) -> Any:
+        vllm.on_step = die
+        return await asyncio.gather(ask(engine, 9), return_exceptions=True)
+
+    with pytest.raises(PolicyError, match="CUDA out of memory"):
+        serve(vllm, loop, work)
+
+
 def test_a_request_that_arrives_while_vllm_fails_fails_too(vllm: ScriptedVLLM, loop: LoopThread) -> None:
     """The caller goes on although the thread that served has ended."""
     engine = ColocatedEngine(SimpleNamespace(llm_engine=vllm))

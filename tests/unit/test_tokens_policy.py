@@ -71,6 +71,16 @@ def test_a_requests_parameters_are_read_under_either_name() -> None:
     assert requested_sampling(request) == {"max_tokens": 5, "temperature": 0, "logit_bias": {"3": 1}}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("top_k", "20"), ("max_tokens", "8"), ("temperature", [1]), ("seed", True)]
+)
+def test_a_parameter_that_is_no_number_is_the_requests_fault(name: str, value: Any) -> None:
+    """As an endpoint would refuse it: neither a fault of the engine nor worth another attempt."""
+    with pytest.raises(PolicyError, match=name) as raised:
+        requested_sampling({name: value, "stop": ["x"]})
+    assert (raised.value.status_code, raised.value.retryable) == (400, False)
+
+
 async def test_a_closed_gate_holds_newcomers_and_lets_those_inside_finish() -> None:
     gate, entered, finish = Gate(), asyncio.Event(), asyncio.Event()
     order: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,13 @@ def test_several_environments_with_commas_or_as_a_list() -> None:
     assert several.environment_names() == ("mcqa", "calendar")
     assert several.run_spec().stack == NeMoGymConfig(env=["mcqa", "calendar"]).run_spec().stack
     assert several.name == "mcqa+calendar"
+
+
+def test_a_path_with_a_comma_is_one_environment(tmp_path: Path) -> None:
+    (config := tmp_path / "sizes 1,2.yaml").touch()
+    assert NeMoGymConfig(env=str(config)).environment_names() == (str(config),)
+    settings = NeMoGymConfig(env="mcqa", config=str(config), component_roots=str(tmp_path))
+    assert (settings.config, settings.component_roots) == ([str(config)], [str(tmp_path)])
 
 
 @pytest.mark.parametrize(

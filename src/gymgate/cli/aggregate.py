@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -60,7 +61,11 @@ class AggregatedRuns(RunSummary):
 @wide_option
 @price_option
 @log_to_option
-@click.option("--complete", is_flag=True, help="Exit with 1 if rollouts or shards are missing or failed.")
+@click.option(
+    "--complete",
+    is_flag=True,
+    help="Exit with 1 if rollouts or shards are missing or failed, or if a run does not say how many it should have.",
+)
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 @json_option
 def command(
@@ -116,5 +121,15 @@ def command(
         print_results(metrics, replayed=collected.replayed, ks=chosen, wide=wide, markdown=markdown)
         if prices:
             print_costs(usage, wide=wide, markdown=markdown)
-    if complete and (collected.missing or collected.lost):
+    if complete and (reasons := [*collected.missing, *_why_incomplete(found, metrics)]):
+        log(f"--complete: {'; '.join(reasons)}")
         raise click.exceptions.Exit(1)
+
+
+def _why_incomplete(runs: Runs, metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield why `--complete` fails, in addition to what is missing of a plan that is known."""
+    if metrics and (failed := metrics[-1]["failed"]):
+        yield f"rollouts that failed: {failed}"
+    for run in runs.runs:
+        if not run.extent:
+            yield f"{run.path}: not known how many rollouts were planned"

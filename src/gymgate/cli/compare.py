@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,8 @@ class ComparedRuns:
     "--fail-if-worse",
     type=click.FloatRange(0),
     metavar="D",
-    help="Exit with 1 if the mean reward of B is lower than that of A by more than D.",
+    help="Exit with 1 if the mean reward of B is lower than that of A by more than D, or if an environment has rows in both "
+    "and no pair.",
 )
 @click.option(
     "-o",
@@ -111,8 +113,9 @@ def command(
         runs = Runs([other], first_of_overlap=overlap == "first")
         against = read_tasks(runs)
         compared = compare(collected, against)
-        overall = compared.rows[-1]["difference"]
-        worse |= fail_if_worse is not None and overall is not None and overall < -fail_if_worse
+        if fail_if_worse is not None and (reason := _why_worse(compared.rows, fail_if_worse)):
+            log(f"{other}: --fail-if-worse {fail_if_worse:g}: {reason}")
+            worse = True
         for path, read in ((first, collected), (other, against)):
             for note in read.notes:
                 if note not in read.lost:
@@ -134,6 +137,16 @@ def command(
         print_json(ComparedRuns(first, documents))
     if worse:
         raise click.exceptions.Exit(WORSE)
+
+
+def _why_worse(rows: Sequence[Mapping[str, Any]], limit: float) -> str | None:
+    """Return why `--fail-if-worse` fails; `None` if it does not. Without a pair there is nothing to judge by."""
+    unjudged = [str(row["environment"]) or "?" for row in rows if row["rows"] and not row["pairs"]]
+    if unjudged:
+        return f"not measured in {', '.join(unjudged)}: no rollout has a reward that counts in both"
+    difference = rows[-1]["difference"]
+    is_worse = difference < -limit and not math.isclose(difference, -limit, abs_tol=1e-9)
+    return f"the difference is {difference:+.3g}" if is_worse else None
 
 
 def _print(rows: Sequence[Mapping[str, Any]], *, wide: bool) -> None:

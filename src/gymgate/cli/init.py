@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import yaml
+from pydantic import BaseModel
 
 from gymgate.cli.environments import writable_path
 from gymgate.cli.options import DIRECTORY
@@ -18,6 +19,7 @@ from gymgate.core.errors import ConfigError, DataError, OptionError
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.inside.resolve import RESOURCES
 from gymgate.gym.runtime import open_catalog
+from gymgate.runs.counts import OVERALL
 
 TEMPLATE = resources.files("gymgate") / "template"
 """Laid out as a user's own repository: `gymgate check` runs it as it is."""
@@ -63,7 +65,9 @@ def refuse_name(name: str, catalog: Catalog) -> None:
     """Raise `OptionError` for a name that cannot be one of Python and YAML, `ConfigError` for one that is taken."""
     # It becomes the name of a directory and of files, which file systems bound.
     is_word = re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) and not keyword.iskeyword(name)
-    if not is_word or yaml.safe_load(name) != name:
+    # NeMo Gym makes it a field of a model, whose own methods (json, copy) would hide it; tables call the sum of all so.
+    is_other = hasattr(BaseModel, name) or name == OVERALL
+    if not is_word or is_other or yaml.safe_load(name) != name:
         raise OptionError(
             f"{name!r} cannot be an environment's name; write a word like warehouse or tool_use_2"
         )

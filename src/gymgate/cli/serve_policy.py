@@ -69,7 +69,7 @@ GRACE_S = 60.0
     help="Address that answers when the sandbox is ready, e.g. http://127.0.0.1:6000/health.",
 )
 @seconds_option("--start-timeout", default=1800.0, help="Seconds in which every server must answer.")
-@number_option("--restarts", default=3, help="Restarts of each server.", least=0)
+@number_option("--restarts", default=3, help="Restarts of each server within a day.", least=0)
 @click.option("--logs", type=DIRECTORY, help="Directory for the servers' output.")
 @click.option(
     "--run",

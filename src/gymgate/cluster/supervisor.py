@@ -20,12 +20,14 @@ from gymgate.core.json_server import probe
 from gymgate.core.task_groups import beside
 from gymgate.gym.inside.processes import PR_SET_PDEATHSIG, prctl
 from gymgate.gym.runtime.command import Progress
+from gymgate.stack.restarts import Restarts
 
 POLL_S = 0.1
 REMIND_S = 30.0
 GRACE_S = 15.0
 """Time that a server has to end after TERM."""
-LONGEST_PAUSE_S = 30.0
+RESTART_WINDOW_S = 86400.0
+"""Time for which a restart counts: a server that dies once a week is kept up, one that dies at each start is not."""
 TAIL = 2000
 
 
@@ -90,10 +92,10 @@ class ChildProcess:
 class ServerProcess(ChildProcess):
     """A server's process, started again when it dies; its output goes to `log`."""
 
-    def __init__(self, server: Server, log: IO[bytes]) -> None:
+    def __init__(self, server: Server, log: IO[bytes], restarts: int) -> None:
         super().__init__(server.argv, dict(server.environment), log)
         self.server = server
-        self.restarts = 0
+        self.restarts = Restarts(restarts, RESTART_WINDOW_S)
         self.was_ready = False
         self._log = Path(log.name)
 
@@ -120,7 +122,7 @@ class ServerProcess(ChildProcess):
 
     def died(self, code: int) -> GymgateError:
         """The error for a server that ended with `code`."""
-        when = f"after {self.restarts} restarts" if self.was_ready else "before it answered"
+        when = f"after {self.restarts.recent} restarts" if self.was_ready else "before it answered"
         message = f"{self.server.name} ended with {_code(code)} {when}{self.last_line}"
         error = ServerDiedError if self.was_ready else StackStartError
         return error(message, server=self.server.name, log_tail=self.tail())
@@ -129,9 +131,8 @@ class ServerProcess(ChildProcess):
 class Supervisor:
     """Waits for all servers, and restarts them."""
 
-    def __init__(self, servers: Sequence[ServerProcess], restarts: int, progress: Progress) -> None:
+    def __init__(self, servers: Sequence[ServerProcess], progress: Progress) -> None:
         self._servers = servers
-        self._restarts = restarts
         self._progress = progress
 
     async def ready(self, within_s: float) -> None:
@@ -161,13 +162,11 @@ class Supervisor:
     async def _keep_up(self, process: ServerProcess) -> None:
         while True:
             code = await process.wait()
-            if process.restarts >= self._restarts:
+            if (pause := process.restarts.next_wait()) is None:
                 raise process.died(code)
-            process.restarts += 1
-            pause = min(2.0 ** (process.restarts - 1), LONGEST_PAUSE_S)
             self._progress(
                 f"{process.server.name} ended with {_code(code)}; restarting it in {pause:g} s "
-                f"({process.restarts} of {self._restarts})"
+                f"({process.restarts.recent} of {process.restarts.limit})"
             )
             await process.stop(GRACE_S, group=True)
             await asyncio.sleep(pause)
@@ -201,10 +200,13 @@ class Supervisor:
 async def supervise(
     servers: Sequence[Server], logs: Path, *, restarts: int = 3, progress: Progress = lambda message: None
 ) -> AsyncIterator[Supervisor]:
-    """Start servers; on leaving, end them and all that they started. Their output goes to `logs`/NAME.log."""
+    """Start servers; on leaving, end them and all that they started. Their output goes to `logs`/NAME.log.
+
+    A server that ends is started again, at most `restarts` times within a day.
+    """
     async with contextlib.AsyncExitStack() as exits:
         processes = [
-            ServerProcess(server, exits.enter_context((logs / f"{server.name}.log").open("ab")))
+            ServerProcess(server, exits.enter_context((logs / f"{server.name}.log").open("ab")), restarts)
             for server in servers
         ]
 
@@ -214,7 +216,7 @@ async def supervise(
         exits.push_async_callback(stop_all)
         for process in processes:  # only now: one that cannot be started must find the others ended, too
             await process.start()
-        yield Supervisor(processes, restarts, progress)
+        yield Supervisor(processes, progress)
 
 
 def _code(code: int) -> str:

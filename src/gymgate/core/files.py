@@ -79,7 +79,9 @@ def sha256_of(path: Path) -> str:
 
 
 def _umask() -> int:
-    """The umask of this process, which `mkstemp` ignores."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+    """The umask of this process, which `mkstemp` ignores.
+
+    Read from the kernel: `os.umask` only tells it by setting another one, which then holds for files of other threads.
+    """
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("Umask:")).split()[1], 8)

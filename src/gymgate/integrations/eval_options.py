@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -45,7 +46,11 @@ def _parsed(value: Any) -> Any:
     """The value of a list or mapping, which a command line gives as JSON, or as names with commas between them."""
     if not isinstance(value, str):
         return value
-    return literal(value) if value.startswith(("{", "[")) else [name.strip() for name in value.split(",")]
+    if value.startswith(("{", "[")):
+        return literal(value)
+    if os.path.exists(value):  # noqa: PTH110 - a path may have a comma; Path.exists raises for a long list
+        return [value]
+    return [name.strip() for name in value.split(",")]
 
 
 def _one_or_several(value: Any) -> Any:
@@ -62,7 +67,7 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
 
     model_config = ConfigDict(frozen=False)
 
-    env: str | list[str] = DEFAULT_ENVIRONMENT
+    env: Annotated[str | list[str], BeforeValidator(_one_or_several)] = DEFAULT_ENVIRONMENT
     """NeMo Gym environment: a packaged name (`mcqa`) or the path of a config file. Several, as a list or with commas
     between them, run in one stack; each row then goes to the environment that has the agent in its `agent_ref`."""
     config: Annotated[str | list[str] | None, BeforeValidator(_one_or_several)] = None
@@ -117,7 +122,7 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
 
     def environment_names(self) -> tuple[str, ...]:
         """Return `env` as a tuple of names."""
-        names = self.env.split(",") if isinstance(self.env, str) else self.env
+        names = [self.env] if isinstance(self.env, str) else self.env
         return tuple(stripped for name in names if (stripped := name.strip()))
 
     def run_spec(self) -> RunSpec:

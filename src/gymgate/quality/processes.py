@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gymgate.core import codec
 from gymgate.core.errors import GymgateError, from_wire
+from gymgate.core.task_groups import task_group
 from gymgate.gym.catalog.model import AGENT_KIND, PACKAGED_KINDS
 from gymgate.gym.inside.forkserver import descendants, proportional_bytes
 from gymgate.gym.runtime import daemon_env
@@ -40,7 +41,7 @@ async def check_all(
 ) -> list[CheckResult | GymgateError]:
     """A result for each request, in their order; a `GymgateError` for one that names no environment.
 
-    `done` is called as each check ends. Cancelling this ends every process.
+    `done` is called as each check ends; an error of it ends the other checks and is raised. Cancelling this ends every process.
     """
     free = asyncio.Semaphore(at_once)
 
@@ -50,7 +51,7 @@ async def check_all(
         done(request, outcome)
         return outcome
 
-    async with asyncio.TaskGroup() as group:
+    async with task_group() as group:
         tasks = [group.create_task(check(request)) for request in requests]
     return [task.result() for task in tasks]
 
@@ -136,10 +137,19 @@ def _result(request: CheckRequest, began: float, diagnosis: Diagnosis) -> CheckR
 
 async def _kill(process: Process) -> None:
     """End the worker and everything below it, its stack's daemon included."""
-    family = [process.pid, *descendants(process.pid)] if process.returncode is None else []
-    for pid in family:
+    with contextlib.ExitStack() as exits:
+        held: dict[int, int] = {}
+        for pid in descendants(process.pid) if process.returncode is None else ():
+            with contextlib.suppress(ProcessLookupError):
+                held[pid] = os.pidfd_open(pid)
+                exits.callback(os.close, held[pid])
+        # One that ended before it was held is not below the worker any more: its number may be another process's.
+        below = held.keys() & {*descendants(process.pid)}
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            process.kill()
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(held[pid], signal.SIGKILL)
     await process.wait()
 
 

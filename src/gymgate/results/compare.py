@@ -63,7 +63,7 @@ def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
     environments = sorted({task.environment for task in (*first.tasks.values(), *second.tasks.values())})
     rows = [_row(name, paired, first, second) for name in environments]
     if len(environments) > 1:
-        rows.append(_row(OVERALL, paired, first, second))
+        rows.append({**_row(None, paired, first, second), "environment": OVERALL})
     flips = [Flip(pairs.task, difference) for pairs in paired if (difference := _difference(pairs.rewards))]
     return Comparison(
         rows,
@@ -133,10 +133,12 @@ def _difference(rewards: Sequence[tuple[float, float]]) -> float:
 
 
 def _row(
-    environment: str, paired: Sequence[_Pairs], first: CollectedTasks, second: CollectedTasks
+    environment: str | None, paired: Sequence[_Pairs], first: CollectedTasks, second: CollectedTasks
 ) -> dict[str, Any]:
+    """Return the row of an environment, or of all (`None`)."""
+
     def is_of(task: Task) -> bool:
-        return environment in (task.environment, OVERALL)
+        return environment in (task.environment, None)
 
     mine = [pairs for pairs in paired if is_of(pairs.task)]
     differences = [[b - a for a, b in pairs.rewards] for pairs in mine]

@@ -269,7 +269,7 @@ def _can_be_played(attempt: Attempt) -> bool:
     """Whether what the policy said is stored, up to the rollout's end."""
     response = (attempt.result or {}).get("response")
     said = isinstance(response, Mapping) and bool(response.get("output"))
-    said |= any(call.request for call in attempt.policy_calls or ())
+    said |= any(call.request and call.status_code == 200 for call in attempt.policy_calls or ())
     return said and (attempt.error is None or not attempt.policy_calls or _policy_answered(attempt))
 
 

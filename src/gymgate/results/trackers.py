@@ -173,9 +173,13 @@ def log_run(
     answer(started=tracker.where)
     collected, progress, end = CollectedTasks(), {"rollouts": 0}, None
     seen, due, is_new = IdentitySet(), 0.0, False
-    for attempt in _earlier(first.get("directory")):
-        collected.add(attempt)
-        seen.add(attempt.identity)
+    if (directory := first.get("directory")) is not None:
+        runs = Runs([Path(directory)], first_of_overlap=True)  # of earlier commands, and some of this one
+        for attempt in runs.rollouts():
+            collected.add(attempt)
+            seen.add(attempt.identity)
+        for attempt in runs.failures():  # until this command has run them again
+            collected.fail(attempt)
     while end is None:
         try:
             message = messages.get(timeout=max(0.0, due - time.monotonic()) if is_new else None)
@@ -196,12 +200,6 @@ def log_run(
     rows = end.get("rows") or summary_rows(collected)
     summary = {f"{row['environment']}/{name}": value for row in rows for name, value in row.items()}
     tracker.finish(_numbers(summary), failed=end["end"] != "completed")
-
-
-def _earlier(directory: str | None) -> Iterator[Attempt]:
-    """Yield the rollouts that finished in earlier commands, and some of this one."""
-    if directory is not None:
-        yield from Runs([Path(directory)], first_of_overlap=True).rollouts()
 
 
 def shown_metrics(progress: Values, rows: Sequence[Values]) -> dict[str, float]:

@@ -83,12 +83,20 @@ def status_of(result: Mapping[str, Any], limit: Limit | None = None) -> RolloutS
 
 
 def measurement_fields(result: dict[str, Any], row: bytes, metadata_key: str) -> dict[str, Any]:
-    """Take gymgate's routing out of the answer to a row, and return it with its reward parts and metrics."""
+    """Take gymgate's routing out of the answer to a row, and return it with its reward parts and metrics.
+
+    Fields of the row, which Gym repeats in its answer, measure nothing, whatever their value. Their names decide: by value,
+    a metric would be missing only in the rollouts where it equals the row's number.
+    """
     for name in TRAJECTORIES:
         result.pop(name, None)
     for name in ("responses_create_params", "response"):
         _without_entry(result.get(name), metadata_key)
-    return {"reward_parts": reward_parts(result), "metrics": metrics(result, row), "result": result}
+    measured: Mapping[str, Any] = result
+    if reward_parts(result) or metrics(result):  # read the row only now: it may be large
+        repeated = codec.loads(row)
+        measured = {name: value for name, value in result.items() if name not in repeated}
+    return {"reward_parts": reward_parts(measured), "metrics": metrics(measured), "result": result}
 
 
 def _without_entry(part: Any, metadata_key: str) -> None:
@@ -116,21 +124,14 @@ def reward_parts(result: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): part for name, value in named.items() if (part := number(value)) is not None}
 
 
-def metrics(result: Mapping[str, Any], row: bytes) -> dict[str, float]:
-    """Return every other finite number at the top level.
-
-    Fields of the row, which Gym repeats there, measure nothing, nor does its bookkeeping (`_ng_...`, `mask_sample`).
-    """
-    numbers = {
+def metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return every other finite number at the top level, without Gym's bookkeeping (`_ng_...`, `mask_sample`)."""
+    return {
         name: value
         for name in result
         if name not in ("reward", "mask_sample") and not name.startswith(("_ng_", PART_PREFIX))
         if (value := number(result[name])) is not None
     }
-    if not numbers:
-        return numbers
-    repeated = codec.loads(row)
-    return {name: value for name, value in numbers.items() if repeated.get(name) != result[name]}
 
 
 def judge_failed(result: Mapping[str, Any]) -> bool:

@@ -62,7 +62,9 @@ class RowFile:
         line = index.lines[position]
         with self._readable():
             text = _read_exactly(handle, index.end(position) - start, start)
-        return line, self.parse(text, line)
+        return line, self.parse(
+            text.partition(b"\n")[0], line
+        )  # blank lines follow, also blank for Python alone
 
     def parse(self, line: bytes, number: int) -> dict[str, Any]:
         """Return the row that a line holds. Raises `DataError`."""

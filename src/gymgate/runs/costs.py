@@ -114,25 +114,29 @@ class UsageCounts:
 
     def __init__(self) -> None:
         self._usages: dict[tuple[str, str], TokenUsage] = {}
+        self._totals: dict[str, TokenUsage] = {}
+        """By model server. Apart, because an environment may be called `all` too."""
 
     def add(self, environment: str, tokens: Mapping[str, Tokens | None]) -> None:
         """Add a rollout's tokens by model server; `None`: they are unknown."""
         for server, used in {POLICY: _no_tokens(), **tokens}.items():
-            for key in ((environment, server), (OVERALL, server)):
-                self._usages.setdefault(key, TokenUsage(*key)).add(used)
+            self._usages.setdefault((environment, server), TokenUsage(environment, server)).add(used)
+            self._totals.setdefault(server, TokenUsage(OVERALL, server)).add(used)
 
     def rows(self, prices: Prices) -> list[TokenUsage]:
         """Return the usage of each environment's policy and judges and, if there are several environments, the sums."""
-        usages = [usage.at(prices) for usage in self._usages.values()]
-        usages.sort(
-            key=lambda each: (each.environment == OVERALL, each.environment, each.model_server != POLICY)
+        several = len({environment for environment, _ in self._usages}) > 1
+        usages = sorted(
+            self._usages.values(), key=lambda usage: (usage.environment, usage.model_server != POLICY)
         )
-        several = len({usage.environment for usage in usages}) > 2
-        return [usage for usage in usages if several or usage.environment != OVERALL]
+        totals = (
+            sorted(self._totals.values(), key=lambda usage: usage.model_server != POLICY) if several else []
+        )
+        return [usage.at(prices) for usage in (*usages, *totals)]
 
     def of_policy(self, prices: Prices) -> TokenUsage | None:
         """Return the policy's usage over all environments; `None` before the first rollout."""
-        usage = self._usages.get((OVERALL, POLICY))
+        usage = self._totals.get(POLICY)
         return None if usage is None else usage.at(prices)
 
 

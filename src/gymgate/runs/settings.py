@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from gymgate.stack import Policy
 
 _SECRET = re.compile(
-    r"(key|token|secret|passwo?r?d|auth|authorization|bearer|credential|cookie)s?$|header", re.IGNORECASE
+    r"(key|token|secret|passwo?r?d|auth|authorization|bearer|credential|cookie)s?[\d_-]*$|(?<![a-z])pwd?\d*$|header",
+    re.IGNORECASE,
 )
 """What may be a secret, by its name."""
-_COUNT = re.compile(r"tokens?$", re.IGNORECASE)
+_COUNT = re.compile(r"tokens?[\d_-]*$", re.IGNORECASE)
 """Of these a number is none: `max_tokens`."""
 LOGIN = re.compile(r"(?<=//)[^/?#\s]+@")
 """Name and password in a URL."""

@@ -123,7 +123,7 @@ class RunningEnvironment:
         self._changed = asyncio.Event()
         self._failure: GymgateError | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._logs = stack.directory / "logs" / _file_name(spec.name)
+        self._logs = stack.directory / "logs" / _log_name(spec.name, stack.config.environments)
 
     async def start(self) -> None:
         """Read the config and start every server. Returns when each listens.
@@ -512,6 +512,13 @@ def _working_directory(fallback: Path) -> Path:
         return Path.cwd()
     except FileNotFoundError:
         return fallback
+
+
+def _log_name(name: str, environments: Sequence[EnvironmentConfig]) -> str:
+    """Return the name of an environment's log directory; further ones of the same file name get a number."""
+    alike = [spec.name for spec in environments if _file_name(spec.name) == _file_name(name)]
+    number = alike.index(name) if name in alike else 0
+    return f"{_file_name(name)}-{number + 1}" if number else _file_name(name)
 
 
 def _file_name(name: str) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 MAX_LOG = 8 << 20
 """Bytes of one file. A longer one loses its beginning."""
@@ -63,9 +66,13 @@ class LogReader:
 
     def lines(self) -> list[bytes]:
         """Return the whole lines that have been written since the last call."""
+        with _locked(self._file, fcntl.LOCK_SH):
+            return self._lines()
+
+    def _lines(self) -> list[bytes]:
         head = os.pread(self._file.fileno(), _HEAD, 0)
         if not head.startswith(self._head):
-            if not head:  # just now being cut
+            if not head:  # somebody else emptied the file
                 return []
             self._file.seek(self._after_cut())
         self._head = head
@@ -100,10 +107,27 @@ class LogReader:
 
 
 def _cut(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.seek(-KEPT, os.SEEK_END)
-        file.readline()
-        dropped, end = file.tell(), file.read()
-        file.truncate(0)
-    with path.open("ab") as file:
-        file.write(b"[%d bytes were dropped here]\n" % dropped + end)
+    """Move the end of a log to its beginning and cut what is behind it.
+
+    What is written meanwhile is moved too, until nothing is left: only a line that comes between the last look and the cut
+    itself, which follow each other at once, is lost. Emptying the file first would put such lines before the end that stays.
+    """
+    with path.open("r+b", buffering=0) as file, _locked(file, fcntl.LOCK_EX):
+        dropped = file.seek(-KEPT, os.SEEK_END)
+        end = file.read(KEPT)
+        dropped += end.find(b"\n") + 1 or len(end)
+        size = os.pwrite(file.fileno(), b"[%d bytes were dropped here]\n" % dropped, 0)
+        file.seek(dropped)
+        while more := file.read(KEPT):
+            size += os.pwrite(file.fileno(), more, size)
+        os.ftruncate(file.fileno(), size)
+
+
+@contextlib.contextmanager
+def _locked(file: IO[Any], how: int) -> Iterator[None]:
+    """Hold a lock on a log, so that nobody reads it while it is cut."""
+    fcntl.flock(file, how)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)

@@ -22,6 +22,8 @@ ENDING: Final = ("max_tokens", "stop")
 NAMES: Final = (*NEUTRAL, *ENDING)
 """Body fields of a chat-completions request (vLLM's extras included) that decide what is sampled."""
 
+_NO_NUMBERS: Final = ("logit_bias", "stop")
+
 _SENT: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Parameters that an engine may otherwise take from the model's `generation_config.json`."""
 
@@ -31,10 +33,16 @@ _WAIT_S = (0.05, 2.0)
 
 
 def requested_sampling(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters of a chat-completions request, in the engines' names."""
+    """The sampling parameters of a chat-completions request, in the engines' names.
+
+    Raises `PolicyError` for one that should be a number and is not, as an endpoint refuses it (400).
+    """
     sampling = {name: request[name] for name in NAMES if request.get(name) is not None}
     if (limit := request.get("max_completion_tokens")) is not None:
         sampling["max_tokens"] = limit
+    for name, value in sampling.items():
+        if name not in _NO_NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise PolicyError(f"{name} must be a number, not {value!r}", status_code=400, retryable=False)
     return sampling
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -246,52 +247,65 @@ def pair_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list[Row
     The row's input is the recording's input or its beginning (agents append the first observation). Among such rows the
     one with most equal fields is chosen, then the one at the same position. Rows are dicts or have their dict as `.data`.
     """
-    known = [(position, row, _data(row)) for position, row in enumerate(rows)]
-    inputs = [blocks_of(items_of(data.get("responses_create_params") or {})) for _, _, data in known]
+    known = list(rows)
+    by_input = _RowsByInput(known)
     chosen: list[RowT | None] = []
     for recording in recordings:
-        begins = blocks_of(items_of(recording.raw["responses_create_params"]))
-        ranked = [
-            (_likeness(recording, begins, inputs[position], data, position), -position, row)
-            for position, row, data in known
-        ]
-        best = max(ranked, key=lambda entry: entry[:2], default=None)
-        chosen.append(best[2] if best and best[0] else None)
+        likeness = {
+            position: _likeness(recording, depth, _data(known[position]), position)
+            for position, depth in by_input.begun_by(recording)
+        }
+        best = max(likeness, key=lambda position: (likeness[position], -position), default=None)
+        chosen.append(None if best is None else known[best])
     return chosen
 
 
 def recorded_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list[RowT]:
     """Return the rows whose input some recording begins with; unlike in `pair_rows`, rows may share a recording."""
-    begins = [blocks_of(items_of(recording.raw["responses_create_params"])) for recording in recordings]
-    inputs = ((row, blocks_of(items_of(_data(row).get("responses_create_params") or {}))) for row in rows)
-    return [row for row, blocks in inputs if any(_begins_with(begin, blocks) for begin in begins)]
+    known = list(rows)
+    by_input = _RowsByInput(known)
+    recorded = {position for recording in recordings for position, _ in by_input.begun_by(recording)}
+    return [row for position, row in enumerate(known) if position in recorded]
 
 
-def _likeness(
-    recording: Recording, begins: list[Block], blocks: list[Block], data: Mapping[str, Any], position: int
-) -> tuple[int, ...]:
-    """Rate how well a row fits a recording, greater is better; empty if it does not fit."""
-    if not _begins_with(begins, blocks):
-        return ()
+class _RowsByInput:
+    """Rows by what their input says, so that finding a recording's rows takes no look at the others."""
+
+    def __init__(self, rows: Iterable[Any]) -> None:
+        self._positions: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        self._lengths: set[tuple[int, int, int]] = set()
+        """Of the rows' inputs: blocks, and texts and media of the last block."""
+        for position, row in enumerate(rows):
+            blocks = blocks_of(items_of(_data(row).get("responses_create_params") or {}))
+            self._positions[tuple(block.compared_parts() for block in blocks)].append(position)
+            last = blocks[-1] if blocks else Block("user")
+            self._lengths.add((len(blocks), len(last.texts), len(last.media)))
+
+    def begun_by(self, recording: Recording) -> Iterator[tuple[int, int]]:
+        """Yield position and number of blocks of each row whose input the recording begins with.
+
+        The recording may go on in the input's last block. An empty input is that of an empty recording alone.
+        """
+        blocks = blocks_of(items_of(recording.raw["responses_create_params"]))
+        parts = [block.compared_parts() for block in blocks]
+        for count, texts, media in self._lengths:
+            if count > len(blocks) or bool(count) != bool(blocks):
+                continue
+            begun = parts[:count]
+            if count:
+                last = blocks[count - 1]
+                last = replace(last, texts=last.texts[:texts], media=last.media[:media])
+                begun[-1] = last.compared_parts()
+            for position in self._positions.get(tuple(begun), ()):
+                yield position, count
+
+
+def _likeness(recording: Recording, depth: int, data: Mapping[str, Any], position: int) -> tuple[int, ...]:
+    """Rate how well a row fits a recording that begins with its input of `depth` blocks, greater is better."""
     task = recording.raw.get("_ng_task_index", recording.line - 1)
     shared = [k for k in data if k in recording.raw and k != "responses_create_params"]
     equal = sum(data[k] == recording.raw[k] for k in shared)
-    return len(blocks), equal - (len(shared) - equal), int(task == position)
-
-
-def _begins_with(blocks: list[Block], start: list[Block]) -> bool:
-    """Whether a conversation begins with another one; the other's last block may go on in it."""
-    if not start:
-        return not blocks
-    head, last = blocks[: len(start)], start[-1]
-    if len(head) < len(start) or any(
-        a.compared_parts() != b.compared_parts() for a, b in zip(head[:-1], start[:-1], strict=True)
-    ):
-        return False
-    begun = replace(
-        head[-1], texts=head[-1].texts[: len(last.texts)], media=head[-1].media[: len(last.media)]
-    )
-    return begun.compared_parts() == last.compared_parts()
+    return depth, equal - (len(shared) - equal), int(task == position)
 
 
 def _data(row: Any) -> Mapping[str, Any]:

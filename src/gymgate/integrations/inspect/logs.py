@@ -163,9 +163,12 @@ def _failure(rollout: CollectedRollout) -> EvalError | None:
 
 
 def _usage(model: str, calls: Iterable[ModelCall]) -> dict[str, ModelUsage]:
-    """Return the sum of the calls' token counts under a name; nothing if no endpoint counted."""
-    counted = [call.usage for call in calls if call.usage.output_tokens is not None]
-    if not counted:
+    """Return the sum of the calls' token counts under a name; nothing if those of a call are unknown, as it would be too low.
+
+    Calls that were refused (4xx) used none.
+    """
+    counted = [call.usage for call in calls if not 400 <= (call.status_code or 0) < 500]
+    if not counted or any(usage.input_tokens is None or usage.output_tokens is None for usage in counted):
         return {}
     read = sum(usage.input_tokens or 0 for usage in counted)
     cached = sum(usage.cached_tokens or 0 for usage in counted)

@@ -9,6 +9,7 @@ are tried in proportion to how likely they are near the target.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +53,11 @@ class Group(NamedTuple):
     """`None` for a rollout that does not count; it teaches the curriculum nothing."""
 
 
+def _key(row_key: str, occurrence: int) -> str:
+    """Return the key of a row; each further row that equals it has its own."""
+    return f"{row_key}#{occurrence + 1}" if occurrence else row_key
+
+
 class _Rates:
     """The pass rates of one environment's rows.
 
@@ -61,7 +67,12 @@ class _Rates:
     """
 
     def __init__(self, keys: Sequence[str], half_life: float) -> None:
-        self.keys = list(keys)
+        earlier: Counter[str] = Counter()
+        self.keys: list[str] = []
+        """Different ones for equal rows."""
+        for key in keys:
+            self.keys.append(_key(key, earlier[key]))
+            earlier[key] += 1
         self.half_life = half_life
         self.passed, self.failed, self.seen = (np.zeros(len(self.keys)) for _ in range(3))
         self.first, self.first_seen = np.zeros(3), 0
@@ -203,10 +214,8 @@ class Curriculum:
         found = 0
         for number, task in RowFile(path).numbered():
             try:
-                place, rewards = (
-                    (task["environment"], task["row_key"]),
-                    [float(each) for each in task["rewards"]],
-                )
+                key = _key(task["row_key"], int(task.get("occurrence", 0)))
+                place, rewards = (task["environment"], key), [float(reward) for reward in task["rewards"]]
             except (KeyError, TypeError, ValueError):
                 raise ConfigError(
                     f"{path}:{number}: no task with its rewards, as `gymgate aggregate RUN -o {path.name}` writes it"

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -47,6 +47,8 @@ class Subject:
     policy: Callable[[], PolicyCallable]
     """Makes a policy that gives the answers from the beginning."""
     recorded: RecordedRow | None = None
+    replayed: float | None = None
+    """Reward of the replay that the verdict is from; `None` for a packaged row."""
     stand_in: bool = False
     """Whether it only gets a reward with a fixed text as the judge's answer."""
 
@@ -82,7 +84,11 @@ class Bench:
         """The recorded rollouts that got a reward; if there are none, packaged rows with one fixed answer."""
         self.refuse_cohorts()
         pairs = zip(self.recorded, self.results, strict=False)
-        subjects = [self.subject(recorded) for recorded, result in pairs if result.rewarded]
+        subjects = [
+            replace(self.subject(recorded), replayed=None if result.status == "masked" else result.reward)
+            for recorded, result in pairs
+            if result.rewarded
+        ]
         if not subjects and self.replayer.probe.rewarded:
             subjects = [
                 Subject(

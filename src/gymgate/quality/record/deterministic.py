@@ -31,10 +31,13 @@ async def measure(bench: Bench) -> Deterministic:
             rewards[subject.name].append(reward_of(rollout))
     if not any(reward is not None for values in rewards.values() for reward in values):
         raise Unmeasured("scored again, no rollout of it gets a reward that counts")
-    numbers = {name: tuple(r for r in values if r is not None) for name, values in rewards.items()}
+    numbers = {
+        subject.name: tuple(r for r in (subject.replayed, *rewards[subject.name]) if r is not None)
+        for subject in subjects
+    }
     return Deterministic(
         rollouts=len(subjects),
-        scored=sum(map(len, numbers.values())),
+        scored=sum(reward is not None for values in rewards.values() for reward in values),
         failed=sum(values.count(None) for values in rewards.values()),
         at_once=None if bench.asked_judge else AT_ONCE,
         changed=tuple(

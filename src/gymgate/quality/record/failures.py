@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -67,11 +68,8 @@ async def _tool_timeout(bench: Bench) -> list[Rollout]:
     if not subjects:
         raise Unmeasured("no recorded rollout with a reward calls a tool")
     pids = await bench.server_pids("resources_servers")
-    stopping = _Stopping(subjects[0].policy(), pids)
-    try:
+    with _Stopping(subjects[0].policy(), pids) as stopping:
         rollout = await bench.run(subjects[0], stopping, timeout_s=TOOL_TIMEOUT_S)
-    finally:
-        stopping.go_on()
     if stopping.answered_s is not None and stopping.answered_s < AT_ONCE_S:
         raise Unmeasured("it has no resources server with its tools")
     return [rollout]
@@ -82,10 +80,22 @@ class _Stopping:
 
     def __init__(self, policy: PolicyCallable, pids: Sequence[int]) -> None:
         self._policy = policy
-        self._pids = pids
+        self._servers: list[int] = []
+        """Descriptors of the processes: a server that ended meanwhile may have left its number to another process."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                self._servers.append(os.pidfd_open(pid))
         self._stopped: float | None = None
         self.answered_s: float | None = None
         """Seconds until the agent asked its policy again although they were stopped."""
+
+    def __enter__(self) -> _Stopping:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go_on()
+        for server in self._servers:
+            os.close(server)
 
     async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._stopped is not None and self.answered_s is None:
@@ -102,11 +112,9 @@ class _Stopping:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        for pid in self._pids:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
+        for server in self._servers:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(server, number)
 
 
 async def _cut_off(bench: Bench) -> list[Rollout]:

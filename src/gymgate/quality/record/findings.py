@@ -226,6 +226,8 @@ def missed(record: CheckResult, thresholds: Thresholds) -> Iterator[str]:
             yield f"--min-oracle-reward: not measured: {why('oracle', everything)}"
         elif record.oracle.reward is None:
             yield f"--min-oracle-reward: not measured: {record.oracle.reason}"
+        elif unscored := record.oracle.missing.get("reward"):
+            yield f"--min-oracle-reward: not measured: {unscored}"
         elif record.oracle.reward < low:
             rows = ", ".join(record.oracle.unsolved)
             yield f"--min-oracle-reward {low:g}: the right answer earns {record.oracle.reward:.3g} on average; not full: {rows}"

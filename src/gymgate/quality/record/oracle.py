@@ -118,6 +118,9 @@ async def measure(bench: Bench) -> Oracle:
     }
     given = [reward for reward in best.values() if reward is not None]
     unsolved = [n for n, reward in best.items() if reward is None or reward < full]
+    missing = {} if others or not paid else {"others": "no other answer of a row was scored"}
+    if unscored := [f"row {n}" for n, reward in best.items() if reward is None]:
+        missing["reward"] = f"no reward in any phrasing for {', '.join(unscored)}"
     return Oracle(
         field=Counter(answer.field for _, _, answer in rows).most_common(1)[0][0],
         asked_for=_most_asked(asked, tried, paid),
@@ -129,7 +132,7 @@ async def measure(bench: Bench) -> Oracle:
         others={name: _count(rewards, full) for name, rewards in others.items()},
         unsolved=tuple(f"row {n}" for n in unsolved),
         suspect=tuple(f"row {n}" for n in _suspect(unsolved, asked)),
-        missing={} if others or not paid else {"others": "no other answer of a row was scored"},
+        missing=missing,
     )
 
 
@@ -274,16 +277,31 @@ def _inside(row: RowData) -> Iterator[str]:
 
 
 def _other(own: Mapping[str, Answer], others: Sequence[Mapping[str, Answer]]) -> Mapping[str, Answer] | None:
-    """The first of the other rows' answers that is another one."""
-    return next((forms for forms in others if _key(forms) != _key(own)), None)
+    """The first of the other rows' answers that is another one: neither of the two says all that the other says."""
+    said = _said(own)
+    return next((forms for forms in others if not (said <= _said(forms) or _said(forms) <= said)), None)
 
 
-def _key(forms: Mapping[str, Answer]) -> str:
-    text = str(next(iter(forms.values()))).strip().casefold()
+def _said(forms: Mapping[str, Answer]) -> frozenset[str]:
+    """The texts of an answer: itself, or the values of a JSON object, without which it may be the answer of another row."""
+    text = str(next(iter(forms.values())))
     try:
-        return str(float(text))
+        return frozenset(_texts(codec.loads(text.encode())))
     except ValueError:
-        return text
+        return frozenset(_texts(text))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for part in value.values():
+            yield from _texts(part)
+        return
+    text = value if isinstance(value, str) else codec.dumps(value).decode()
+    text = text.strip().casefold()
+    try:
+        yield str(float(text))
+    except ValueError:
+        yield text
 
 
 def _most_asked(

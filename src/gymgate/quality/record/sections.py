@@ -35,11 +35,11 @@ class Changed(Config):
     rollout: str
     """File and line of the recording, or the number of the packaged row."""
     rewards: tuple[float, ...]
-    """Every reward that it got, in order: once more, in reverse order, several at once."""
+    """Every reward that it got: in the replay before, in order, in reverse order, several at once."""
 
 
 class Deterministic(Section):
-    """The same answers scored three times: in order, in reverse order, and several at once."""
+    """The same answers scored three times after the replay: in order, in reverse order, and several at once."""
 
     rollouts: int
     """Different rollouts that were scored."""
@@ -250,7 +250,7 @@ class Oracle(Section):
     full: float = 1.0
     """The full reward: 1, or the highest recorded one if that is more."""
     reward: float | None = None
-    """Mean over the rows of the best phrasing's reward."""
+    """Mean over the rows of the best phrasing's reward. Rows that gave none are left out, and named in `missing`."""
     phrasings: dict[str, PhrasingRewards] = Field(default_factory=dict)
     """By the name of the phrasing, in which `answer`, `items`, `option` and the like stand for the answer."""
     others: dict[str, PhrasingRewards] = Field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import queue
 import secrets
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,9 @@ class ColocatedEngine:
             for request in (*self._running.values(), *self._take_arrivals()):
                 if request is not None:
                     request.resolve(failure)
+            with contextlib.suppress(Exception):  # it may refuse this too, which would hide why it failed
+                self._abort(list(self._running.values()))
+            self._running.clear()
             raise failure from error
         finally:
             self._abort(list(self._running.values()))

@@ -1,0 +1,68 @@
+"""Checks in processes of their own: an error of who is told of them, and signals that reach nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from gymgate.core.errors import DataError
+from gymgate.quality import CheckRequest, processes
+from gymgate.quality.record.failures import _Stopping
+
+
+async def test_an_error_of_done_is_raised_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a disk that is full when the record is written."""
+
+    async def check(request: CheckRequest, progress: Any) -> Any:
+        return None
+
+    def done(request: CheckRequest, outcome: Any) -> None:
+        raise DataError("cannot write r.json: No space left on device", path="r.json")
+
+    monkeypatch.setattr(processes, "check_in_process", check)
+    requests = [CheckRequest(environment=name, version="0.7.0") for name in ("a", "b")]
+    with pytest.raises(DataError, match=r"r\.json"):
+        await processes.check_all(requests, done=done)
+
+
+async def test_what_a_check_started_is_killed_by_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number may be another process's by then."""
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", "sleep 600 & echo $!; wait", stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    below = int(await process.stdout.readline())
+    descriptor = os.pidfd_open(below)
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", lambda pid, number: kill(pid, number) if pid == process.pid else 1 / 0)
+    await processes._kill(process)
+    asyncio.get_running_loop().add_reader(descriptor, (ended := asyncio.Event()).set)
+    await asyncio.wait_for(ended.wait(), 20)
+    asyncio.get_running_loop().remove_reader(descriptor)
+    os.close(descriptor)
+
+
+def test_servers_are_stopped_by_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has ended since its number was read."""
+    sleeping = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    try:
+
+        async def call_tool(request: dict[str, Any]) -> dict[str, Any]:
+            return {"output": [{"type": "function_call"}]}
+
+        with _Stopping(call_tool, [process.pid for process in sleeping]) as stopping:
+            sleeping[0].kill()
+            sleeping[0].wait()
+            monkeypatch.setattr(os, "kill", None)
+            asyncio.run(stopping({}))
+            assert os.waitid(os.P_PID, sleeping[1].pid, os.WSTOPPED)
+        assert os.waitid(os.P_PID, sleeping[1].pid, os.WCONTINUED)
+    finally:
+        monkeypatch.undo()
+        for process in sleeping:
+            process.kill()
+            process.wait()

@@ -1,0 +1,221 @@
+"""The options that make a command fail: each tried where there is nothing to judge by, only failures, a part, and everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from gymgate.cli.aggregate import command as aggregate
+from gymgate.cli.compare import command as compare
+from gymgate.core.errors import EnvironmentServerError
+from gymgate.quality import CheckResult
+from gymgate.quality.record import deterministic, measure, oracle
+from gymgate.quality.record.findings import Thresholds, missed
+from gymgate.rollouts import ModelCall, Rollout
+from gymgate.rollouts.result import failed_rollout
+from support.checks import PARIS
+from support.faulty import with_recordings
+from support.scripted_stack import ScriptedStack, check_on
+
+Outcomes = dict[str, list[str]]
+"""By environment, what came of the rollout of each row: a reward, `failed`, `masked`, `unscored` or `missing`."""
+
+
+def write_run(path: Path, outcomes: Outcomes, *, planned: bool = True, seed: int | None = None) -> Path:
+    finished, failed = [], []
+    for place, (environment, rows) in enumerate(outcomes.items()):
+        for number, outcome in enumerate(rows):
+            line: dict[str, Any] = {
+                **{"row_key": f"{place:08x}{number:08x}", "occurrence": 0, "repeat": 0, "seed": seed},
+                **{"task": number, "line": number + 1, "environment": environment, "agent": "a", "calls": []},
+            }
+            if outcome == "failed":
+                error = {"kind": "policy", "type": "PolicyError", "message": "gone", "retryable": False}
+                failed.append({**line, "final": True, "error": error})
+            elif outcome != "missing":
+                reward = None if outcome == "unscored" else 1.0 if outcome == "masked" else float(outcome)
+                status = "masked" if outcome == "masked" else "completed"
+                finished.append({**line, "status": status, "reward": reward, "result": {}})
+    path.mkdir()
+    extent = {"rollouts": sum(map(len, outcomes.values()))} if planned else {}
+    described = {"format": 1, "settings": {"policy": {"type": "http", "model": "m"}}, "extent": extent}
+    (path / "run.json").write_bytes(orjson.dumps(described))
+    for name, lines in (("rollouts", finished), ("failures", failed)):
+        (path / f"{name}.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "reason"),
+    [
+        ({"e": ["1", "0"]}, {"e": ["1", "0"]}, None),
+        ({"e": ["1", "0"]}, {"e": ["0", "0"]}, "-0.5"),
+        ({"e": ["1", "0"]}, {"e": ["failed", "failed"]}, "not measured in e"),
+        ({"e": ["failed", "failed"]}, {"e": ["1", "0"]}, "not measured in e"),
+        ({"e": ["1", "0"]}, {"e": ["masked", "unscored"]}, "not measured in e"),
+        ({"e": ["1", "0"]}, {"e": ["failed", "0"]}, None),
+        ({"e": ["1"], "f": ["1"]}, {"e": ["1"], "f": ["failed"]}, "not measured in f"),
+        ({"e": ["1"], "f": ["1"]}, {"e": ["1"]}, None),
+        ({"e": ["0.52"]}, {"e": ["0.50"]}, None),
+    ],
+    ids=[
+        *("equal", "worse", "B failed", "A failed", "B without rewards", "a part of B failed"),
+        *("one of two environments failed", "an environment that A alone has", "exactly the limit"),
+    ],
+)
+def test_fail_if_worse(tmp_path: Path, base: Outcomes, other: Outcomes, reason: str | None) -> None:
+    runs = [str(write_run(tmp_path / name, rows)) for name, rows in (("a", base), ("b", other))]
+    done = CliRunner().invoke(compare, [*runs, "--fail-if-worse", "0.02"])
+    assert done.exit_code == (0 if reason is None else 1), done.output
+    assert (reason or "") in done.stderr
+    assert ("--fail-if-worse" in done.stderr) == (reason is not None)
+
+
+def test_fail_if_worse_of_another_seed_and_of_one_run_among_several(tmp_path: Path) -> None:
+    base, same = (write_run(tmp_path / name, {"e": ["1", "1"]}) for name in ("a", "b"))
+    seeded = write_run(tmp_path / "c", {"e": ["1", "1"]}, seed=5)
+    for others in ([same, seeded], [seeded, same]):
+        done = CliRunner().invoke(compare, [*map(str, (base, *others)), "--fail-if-worse", "0"])
+        assert done.exit_code == 1
+        assert f"{seeded}: --fail-if-worse 0: not measured" in done.stderr
+
+
+def test_an_environment_called_all_is_compared_alone(tmp_path: Path) -> None:
+    """It falls, and the other rises."""
+    base = write_run(tmp_path / "a", {"all": ["1", "1"], "f": ["0", "0"]})
+    other = write_run(tmp_path / "b", {"all": ["0", "0"], "f": ["1", "1"]})
+    done = CliRunner().invoke(compare, [str(base), str(other), "--json"])
+    [compared] = orjson.loads(done.stdout)["compared"]
+    assert [row["difference"] for row in compared["environments"]] == [-1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "planned", "reason"),
+    [
+        ({"e": ["1", "0", "masked"]}, True, None),
+        ({"e": ["failed", "failed"]}, True, "failed: 2"),
+        ({"e": ["1", "failed"], "f": ["1"]}, True, "failed: 1"),
+        ({"e": ["missing", "missing"]}, True, "2 of 2"),
+        ({"e": ["1", "missing"]}, True, "1 of 2"),
+        ({"e": ["1", "0"]}, False, "not known"),
+    ],
+    ids=["complete", "failed", "a part failed", "nothing", "a part", "no plan"],
+)
+def test_complete(tmp_path: Path, outcomes: Outcomes, planned: bool, reason: str | None) -> None:
+    run = write_run(tmp_path / "r", outcomes, planned=planned)
+    done = CliRunner().invoke(aggregate, [str(run), "--complete"])
+    assert done.exit_code == (0 if reason is None else 1), done.output
+    assert (reason or "") in done.stderr
+    assert ("--complete: " in done.stderr) == (reason is not None)
+
+
+def test_complete_of_what_nemo_gym_collected(tmp_path: Path) -> None:
+    """Its failures stand in a file beside the rollouts."""
+    path, agent = tmp_path / "rollouts.jsonl", {"name": "a"}
+    numbers = [{"_ng_task_index": task, "_ng_rollout_index": 0, "agent_ref": agent} for task in range(2)]
+    path.write_bytes(orjson.dumps({**numbers[0], "reward": 1.0, "response": {}}) + b"\n")
+    failure = {**numbers[1], "_ng_failure_class": "agent_run_error", "_ng_failure_message": "gone"}
+    (tmp_path / "rollouts_failures.jsonl").write_bytes(orjson.dumps(failure) + b"\n")
+    done = CliRunner().invoke(aggregate, [str(path), "--complete"])
+    assert done.exit_code == 1
+    assert "failed: 1" in done.stderr
+
+
+class Scorer:
+    """Scores the wanted answer with 1; later scorings as it is told."""
+
+    def __init__(self, later: list[float | None]) -> None:
+        self._later = later
+        self.count = 0
+
+    async def __call__(self, stack: ScriptedStack, row: dict[str, Any], text: str) -> float:
+        self.count += 1
+        reward = 1.0 if self.count == 1 else self._later[min(self.count - 2, len(self._later) - 1)]
+        if reward is None:
+            raise EnvironmentServerError("verify broke", server="faulty")
+        return reward
+
+
+@pytest.mark.parametrize(
+    ("later", "reason"),
+    [
+        ([1.0], None),
+        ([0.0], "1 of 1 rollouts"),
+        ([0.0, 1.0], "1 of 1 rollouts"),
+        ([None], "not measured"),
+        ([1.0, None], "9 of 10 scorings"),
+    ],
+    ids=["the same", "all others changed", "one changed", "failures", "a part failed"],
+)
+async def test_deterministic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: list[float | None], reason: str | None
+) -> None:
+    """One recorded rollout is replayed, which gives the recorded reward, and then scored ten times."""
+    monkeypatch.setattr(measure, "MEASUREMENTS", {"deterministic": deterministic.measure})
+    config = with_recordings(tmp_path, PARIS)
+    check, _ = await check_on(monkeypatch, config, Scorer(later), measure=True)
+    assert check.verdict == "match"
+    lines = list(missed(check, Thresholds(deterministic=True, reproducible=True)))
+    assert len(lines) == (0 if reason is None else 1), lines
+    assert all(line.startswith("--deterministic: ") for line in lines)
+    assert all((reason or "") in line for line in lines)
+
+
+async def test_deterministic_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "MEASUREMENTS", {"deterministic": deterministic.measure})
+
+    async def score(stack: ScriptedStack, row: dict[str, Any], text: str) -> None:
+        """The answer has no reward."""
+
+    check, _ = await check_on(monkeypatch, with_recordings(tmp_path), score, measure=True)
+    (line,) = missed(check, Thresholds(deterministic=True))
+    assert line.startswith("--deterministic: not measured: ")
+
+
+class Bench:
+    """A bench whose rows pay the right answer, some of them nothing, not even 0."""
+
+    def __init__(self, rows: int, broken: int, paid: int) -> None:
+        params = {"input": [{"role": "user", "content": "?"}]}
+        self.rows = [{"responses_create_params": params, "answer": f"town {n}", "n": n} for n in range(rows)]
+        self._broken, self._paid = broken, paid
+        self.recorded: tuple[Any, ...] = ()
+        self.request, self.judge = SimpleNamespace(models=()), SimpleNamespace(refused=0)
+        self.config = SimpleNamespace(path=Path("/no/config"), judges=())
+
+    async def run_without_judge(self, subject: Any, policy: Any, **limits: Any) -> Rollout:
+        number = subject.row["n"]
+        if number < self._broken:
+            return failed_rollout(EnvironmentServerError("verify broke", server="s"))
+        text = (await policy({"model": "m"}))["output"][0]["content"][0]["text"]
+        reward = float(text == subject.row["answer"] and number < self._broken + self._paid)
+        calls = [ModelCall(index=0, dialect="responses")]
+        return Rollout(id="r", environment="e", agent="a", status="completed", reward=reward, calls=calls)
+
+
+@pytest.mark.parametrize(
+    ("rows", "broken", "paid", "reason"),
+    [
+        (10, 0, 10, None),
+        (10, 0, 9, "row 9"),
+        (10, 10, 0, "not measured: other"),
+        (10, 4, 6, "not measured: no reward in any phrasing for row 0, row 1, row 2, row 3"),
+        (0, 0, 0, "not measured: no answer"),
+    ],
+    ids=["all paid", "one unpaid", "failures", "a part fails", "nothing"],
+)
+async def test_min_oracle_reward(rows: int, broken: int, paid: int, reason: str | None) -> None:
+    bench: Any = Bench(rows, broken, paid)
+    record = CheckResult(
+        **{"environment": "e", "kind": "config", "nemo_gym": "0.7.0", "gymgate": "0", "date": "d"},
+        verdict="match",
+        oracle=await oracle.measure(bench),
+    )
+    lines = list(missed(record, Thresholds(min_oracle_reward=1.0)))
+    assert len(lines) == (0 if reason is None else 1), lines
+    assert all((reason or "") in line for line in lines)
