@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from gymgate.core.config import Dialect
 from gymgate.core.errors import ConfigError
-from gymgate.gateway.dialects import ConversationMemory, translate_answer, translate_request
+from gymgate.gateway.dialects import ConversationMemory, encode_stream, translate_answer, translate_request
 
 Json = dict[str, Any]
 PNG: Json = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
@@ -144,7 +145,7 @@ def call(arguments: str) -> Json:
         (
             chat_answer("tool_calls", content=None, reasoning="r", tool_calls=[call('{"x": 1}')]),
             [
-                {"type": "thinking", "thinking": "r", "signature": ""},
+                {"type": "thinking", "thinking": "r", "signature": "Z3ltZ2F0ZQ=="},
                 {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}},
             ],
             "tool_use",
@@ -172,6 +173,17 @@ def test_answer(answer: Json, blocks: list[Json], stop_reason: str) -> None:
         "cache_creation_input_tokens": 0,
         "output_tokens": 2,
     }
+
+
+def test_thinking_has_a_signature_plain_and_streamed() -> None:
+    """Without one litellm drops the block, and pydantic-ai sends it back as the user's text."""
+    message = translate_answer(chat_answer(content="x", reasoning="r"), {"messages": []}, "chat", "messages")
+    signature = message["content"][0]["signature"]
+    events = b"".join(encode_stream(message, "messages", {})).decode().split("\n\n")
+    data = [json.loads(event.partition("data: ")[2]) for event in events if event]
+    deltas = [event["delta"] for event in data if event["type"] == "content_block_delta"]
+    assert signature
+    assert {"type": "signature_delta", "signature": signature} in deltas
 
 
 def test_stop_sequence() -> None:

@@ -28,6 +28,8 @@ from gymgate.rollouts.record import Usage
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use"}
+_SIGNATURE = "Z3ltZ2F0ZQ=="
+"""Clients drop a thinking block whose signature is empty, or send it back as the user's text. Nothing reads it."""
 _ECHOED = (
     *("background", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt", "service_tier"),
     *("text", "top_logprobs", "truncation", "user", "prompt_cache_key", "safety_identifier", "store"),
@@ -302,7 +304,7 @@ def _stop_reason(content: AnswerContent) -> str:
 def _blocks(content: AnswerContent) -> list[Json]:
     """Blocks for thinking, text and calls; an empty answer is one empty text."""
     blocks: list[Json] = [
-        {"type": "thinking", "thinking": text, "signature": ""} for text in content.reasoning
+        {"type": "thinking", "thinking": text, "signature": _SIGNATURE} for text in content.reasoning
     ]
     if (text := content.text + content.refusal) or not content.tool_calls:
         blocks.append({"type": "text", "text": text})

@@ -93,6 +93,8 @@ def translate_answer(
             raise ConfigError(f"an endpoint that speaks {source} cannot answer a {target} request")
         if memory is not None:
             memory.record(target, source, fingerprints_of_answer(translated, target), originals)
+            if target == "responses":
+                memory.keep_items(translated["output"])
     except GymgateError:
         raise
     except _UNEXPECTED as error:
