@@ -175,6 +175,19 @@ def test_answer(answer: Json, blocks: list[Json], stop_reason: str) -> None:
     }
 
 
+@pytest.mark.parametrize(("strict", "sent"), [({}, False), ({"strict": True}, True)])
+def test_strict_is_off_for_a_responses_endpoint_unless_the_tool_says_otherwise(
+    strict: Json, sent: bool
+) -> None:
+    """As NeMo Gym sends it; without a value a Responses endpoint takes its own default, which is on."""
+    tool = {"name": "f", "input_schema": {"type": "object"}, **strict}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    assert translate_request(body, "messages", "responses")["tools"][0]["strict"] is sent
+    assert translate_request(body, "messages", "chat")["tools"][0]["function"].get("strict") == strict.get(
+        "strict"
+    )
+
+
 def test_thinking_has_a_signature_plain_and_streamed() -> None:
     """Without one litellm drops the block, and pydantic-ai sends it back as the user's text."""
     message = translate_answer(chat_answer(content="x", reasoning="r"), {"messages": []}, "chat", "messages")

@@ -391,7 +391,7 @@ def test_answer_is_a_complete_response() -> None:
     assert response["error"] is response["incomplete_details"] is None
     assert response["usage"] == {
         "input_tokens": 10,
-        "input_tokens_details": {"cached_tokens": 8},
+        "input_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0},
         "output_tokens": 4,
         "output_tokens_details": {"reasoning_tokens": 2},
         "total_tokens": 14,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from aiohttp import web
 from gymgate.core import codec
 from gymgate.core.config import POLICY, Dialect, RolloutLimits
 from gymgate.core.errors import EnvironmentServerError, GymgateError, PolicyError, described
+from gymgate.core.json_server import is_context_overflow
 from gymgate.core.retrying import BUSY
 from gymgate.gateway.backends.base import Backend
 from gymgate.gateway.call import Call
@@ -44,7 +44,6 @@ calls are not turns of the policy."""
 CLOSE_TIMEOUT_S = 0.5
 """Wait for cancelled calls to end; a backend that cannot be cancelled goes on, and nothing of it is recorded."""
 _KEYLESS_RESEND_S = 60.0
-_OVERFLOW = re.compile(r"context[ _](length|window)", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
@@ -279,14 +278,17 @@ class Route:
             error.message = f"model server {call.record.model_server!r}: {error.message}"
             error.args = (error.message,)
         call.streamed = False
-        call.payload = codec.dumps(error_body(call.record.dialect, status, error.message))
+        code, param = getattr(error, "code", None), getattr(error, "param", None)
+        call.payload = codec.dumps(
+            error_body(call.record.dialect, status, error.message, code=code, param=param)
+        )
         call.response = call.payload if self._record_bodies else None
         call.record.error = error.message
         call.failure = error.with_traceback(None)
         call.record.status_code = status
         if call.record.model_server == POLICY:
             self.failure = self.failure or error
-            if status == 400 and isinstance(error, PolicyError) and _OVERFLOW.search(error.message):
+            if status == 400 and isinstance(error, PolicyError) and is_context_overflow(code, error.message):
                 self.truncated = "context_length"
         logger.info("rollout %s: call %d: %s", self.rollout_id, call.record.index, error.message)
 

@@ -7,7 +7,7 @@ Anything else raises `ConfigError` (a request) or `PolicyError` (an answer), whi
 
 from gymgate.gateway.dialects.answers import with_text_ids
 from gymgate.gateway.dialects.memory import ConversationMemory
-from gymgate.gateway.dialects.streams import encode_stream
+from gymgate.gateway.dialects.streams import encode_stream, error_event
 from gymgate.gateway.dialects.translate import error_body, translate_answer, translate_request
 from gymgate.gateway.dialects.usage import (
     TokenData,
@@ -21,6 +21,7 @@ __all__ = [
     "TokenData",
     "encode_stream",
     "error_body",
+    "error_event",
     "finish_reason_of",
     "token_data_of",
     "translate_answer",
