@@ -18,12 +18,13 @@ from aiohttp import web
 from openai.types.responses import ResponseErrorEvent
 
 from gymgate.core import retrying
-from gymgate.core.config import HTTPEndpoint
+from gymgate.core.config import HTTPEndpoint, RolloutLimits
 from gymgate.core.errors import PolicyError
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.handler import StreamTimes
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
+from gymgate.rollouts.record import Usage
 from support.upstream import RawConnection, Script, Seen, chat_answer, drop, drop_midway, upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -438,6 +439,7 @@ async def test_a_failing_judge_is_named() -> None:
         assert "KeyError" in message
 
 
+REFUSING = RolloutLimits(context_overflow="refuse")
 VLLM_OVERFLOW = "This model's maximum context length is 32768 tokens. However, you requested 32818 tokens"
 
 
@@ -464,11 +466,62 @@ async def test_a_context_overflow_counts_as_truncated(
     """Whatever the key: local servers take any, and it may be a letter of the message."""
     monkeypatch.setenv("POLICY_KEY", key)
     async with upstream(answer_with(400, body)) as policy, Gateway() as gateway:
-        route = gateway.open(policy.endpoint(api_key_env="POLICY_KEY"))
+        route = gateway.open(policy.endpoint(api_key_env="POLICY_KEY"), limits=REFUSING)
         status, answer = await post(route)
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert body.get("error", body)["message"] in answer["error"]["message"]
         assert route.truncated == "context_length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("replicas", [False, True])
+@pytest.mark.parametrize("operation", ["responses", "chat/completions", "messages"])
+async def test_a_context_overflow_is_answered_as_nemo_gyms_vllm_server_does(
+    operation: str, replicas: bool, stream: bool
+) -> None:
+    """With an empty message that is incomplete, in every dialect."""
+    body = {"input": "hi"} if operation == "responses" else BODY
+    async with upstream(answer_with(400, {"message": VLLM_OVERFLOW})) as policy, Gateway() as gateway:
+        more = {"replicas": (policy.url.replace("127.0.0.1", "localhost"),)} if replicas else {}
+        route = gateway.open(policy.endpoint(**more))
+        if stream:
+            url = f"{route.base_url}/{operation}"
+            async with aiohttp.ClientSession() as http, http.post(url, json=body | {"stream": True}) as given:
+                assert given.status == 200
+                assert "error" not in (await given.text()).replace('"error":null', "")
+        else:
+            status, answer = await post(route, body, operation)
+            assert status == 200
+            if operation == "responses":
+                assert (answer["status"], answer["incomplete_details"]["reason"]) == (
+                    "incomplete",
+                    "max_output_tokens",
+                )
+                assert [part["text"] for part in answer["output"][0]["content"]] == [""]
+            elif operation == "messages":
+                assert (answer["stop_reason"], answer["content"][0]["text"]) == ("max_tokens", "")
+            else:
+                choice = answer["choices"][0]
+                assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+        assert (route.truncated, route.failure) == ("context_length", None)
+        call = route.calls[0]
+        assert (call.status_code, call.error, call.finish_reason) == (200, None, "length")
+        assert VLLM_OVERFLOW in call.details["overflow"]
+        assert call.usage == Usage()
+
+
+async def test_an_overflow_that_nemo_gyms_vllm_server_would_not_answer_is_refused() -> None:
+    """That of a Responses endpoint, and that of a function, whose SDK has a limit of its own."""
+
+    async def overflows(request: Any) -> Any:
+        raise PolicyError("too long", status_code=400, retryable=False, code="context_length_exceeded")
+
+    async with upstream(answer_with(400, {"message": VLLM_OVERFLOW})) as policy, Gateway() as gateway:
+        for endpoint in (policy.endpoint(dialect="responses"), CallableBackend(overflows)):
+            route = gateway.open(endpoint)
+            status, answer = await post(route)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert route.truncated == "context_length"
 
 
 @pytest.mark.parametrize(
@@ -498,15 +551,16 @@ async def test_code_and_param_of_an_endpoints_error_reach_the_agent() -> None:
         assert (route.failure.param, route.failure.code) == ("top_k", "unsupported_value")
 
 
-@pytest.mark.parametrize("status", [400, 200])
+@pytest.mark.parametrize(("status", "is_json"), [(400, False), (400, True), (200, False)])
 @pytest.mark.parametrize("before", [*range(60, 80, 5), *range(270, 300, 5)])
 async def test_no_part_of_a_key_stands_where_a_message_is_cut(
-    monkeypatch: pytest.MonkeyPatch, status: int, before: int
+    monkeypatch: pytest.MonkeyPatch, status: int, is_json: bool, before: int
 ) -> None:
     monkeypatch.setenv("POLICY_KEY", SECRET)
 
     async def quotes(seen: Seen) -> web.Response:
-        return web.Response(text="x" * before + SECRET + " y" * 400, status=status)
+        text = "x" * before + SECRET + " y" * 400
+        return web.Response(text=json.dumps({"error": text}) if is_json else text, status=status)
 
     async with upstream(quotes) as policy, Gateway() as gateway:
         route = gateway.open(policy.endpoint(api_key_env="POLICY_KEY", model="mine"))

@@ -16,6 +16,7 @@ from gymgate.core.errors import ConfigError
 from gymgate.results.compare import Comparison, compare, write_comparison
 from gymgate.rollouts.transcript import opening
 from gymgate.runs.aggregate import Runs, read_tasks
+from gymgate.runs.settings import context_overflow_of
 from gymgate.runs.tasks import Task, TaskKey, task_key
 
 SHOWN_FLIPS = 5
@@ -112,6 +113,11 @@ def command(
         compared = compare(collected, against)
         overall = compared.rows[-1]["difference"]
         worse |= fail_if_worse is not None and overall is not None and overall < -fail_if_worse
+        if (overflows := _overflows(base, runs)) is not None:
+            log(
+                f"context overflows: {overflows[0]} in {first}, {overflows[1]} in {other} (--context-overflow), so one run "
+                "scores rollouts that the other leaves out"
+            )
         for path, read in ((first, collected), (other, against)):
             for note in read.notes:
                 if note not in read.lost:
@@ -133,6 +139,15 @@ def command(
         print_json(ComparedRuns(first, documents))
     if worse:
         raise click.exceptions.Exit(WORSE)
+
+
+def _overflows(first: Runs, second: Runs) -> tuple[str, str] | None:
+    """Return what either does with context overflows, if that differs."""
+    known = [
+        ", ".join(sorted({kind for run in runs.runs if (kind := context_overflow_of(run.settings))}))
+        for runs in (first, second)
+    ]
+    return (known[0], known[1]) if all(known) and known[0] != known[1] else None
 
 
 def _print(rows: Sequence[Mapping[str, Any]], *, wide: bool) -> None:

@@ -33,6 +33,7 @@ class HTTPBackend:
 
     dialect: Dialect
     model: str | None
+    is_endpoint = True
 
     def __init__(self, endpoint: HTTPEndpoint, client: HTTPClient, *, rate_limit_s: float = math.inf) -> None:
         endpoint = endpoint.resolved()

@@ -77,6 +77,18 @@ def _with_text_ids(part: Any) -> Any:
     return {**part, **numbered} if numbered else part
 
 
+def overflow_answer(model: str | None) -> Json:
+    """Make the chat answer to a request that exceeds the model's context, as NeMo Gym's vLLM model server does."""
+    message = {"role": "assistant", "content": None}
+    return {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model or "",
+        "choices": [{"index": 0, "message": message, "finish_reason": "length"}],
+    }
+
+
 def with_call_ids(answer: Json) -> Json:
     """Return a chat answer whose message is an assistant's and has an id on every call; the same object if it is so."""
     choice, message = answer["choices"][0], answer["choices"][0]["message"]
