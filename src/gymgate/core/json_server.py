@@ -40,6 +40,8 @@ _OVERFLOW = re.compile(
     r"|max_tokens must be at least 1, got -\d",  # vLLM, where the prompt leaves no room
     re.IGNORECASE,
 )
+_WORDS = 10_000
+"""Characters of an error in which the words of an overflow are looked for."""
 _SHORTEST_SECRET = 8
 """Characters. Shorter keys and headers are placeholders or words that messages need."""
 
@@ -210,5 +212,6 @@ def _code_and_param(body: Any, response: Response) -> tuple[str | None, str | No
     code, param = (
         value if isinstance(value := fields.get(name), str) else None for name in ("code", "param")
     )
-    text = message_in(body) or response.body[:10_000].decode(errors="replace")
-    return CONTEXT_OVERFLOW if response.status == 400 and is_context_overflow(code, text) else code, param
+    text = message_in(body) or response.body[:_WORDS].decode(errors="replace")
+    overflows = response.status == 400 and is_context_overflow(code, text[:_WORDS])
+    return CONTEXT_OVERFLOW if overflows else code, param

@@ -101,6 +101,7 @@ def _responses_events(answer: Json) -> Iterator[bytes]:
 
 def _events(answer: Json) -> _Events:
     begun = {**answer, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    begun |= {"completed_at": None} if "completed_at" in answer else {}
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}
     for index, item in enumerate(answer.get("output") or []):
