@@ -89,7 +89,7 @@ async def test_usage_that_lacks_details_is_completed() -> None:
     assert answer["vendor"] == 1.5
     assert answer["usage"] == {
         "input_tokens": 3,
-        "input_tokens_details": {"cached_tokens": 1},
+        "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
         "output_tokens": 2,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 5,

@@ -15,14 +15,16 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from openai.types.responses import ResponseErrorEvent
 
 from gymgate.core import retrying
-from gymgate.core.config import HTTPEndpoint
+from gymgate.core.config import HTTPEndpoint, RolloutLimits
 from gymgate.core.errors import PolicyError
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.handler import StreamTimes
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
+from gymgate.rollouts.record import Usage
 from support.upstream import RawConnection, Script, Seen, chat_answer, drop, drop_midway, upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -41,13 +43,24 @@ def gives(
     return lambda: web.Response(status=status, body=data, content_type=kind, headers=headers)
 
 
-async def ask(route: Route, body: Any = BODY, operation: str = "chat/completions") -> tuple[int, str]:
+def answer_with(status: int, body: Any) -> Script:
+    async def answers(seen: Seen) -> web.Response:
+        return gives(status, body)()
+
+    return answers
+
+
+async def post(route: Route, body: Any = BODY, operation: str = "chat/completions") -> tuple[int, Any]:
     async with (
         aiohttp.ClientSession() as http,
         http.post(f"{route.base_url}/{operation}", json=body) as response,
     ):
-        answer = await response.json()
-        return response.status, (answer.get("error") or {}).get("message", "")
+        return response.status, await response.json()
+
+
+async def ask(route: Route, body: Any = BODY, operation: str = "chat/completions") -> tuple[int, str]:
+    status, answer = await post(route, body, operation)
+    return status, (answer.get("error") or {}).get("message", "")
 
 
 ANSWERS = {
@@ -221,6 +234,35 @@ async def test_a_stream_that_the_end_of_its_rollout_cuts_says_so() -> None:
             await route.close()
             event = (await response.text()).partition("event: error\ndata: ")[2]
     assert "released" in json.loads(event)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"), [("chat/completions", BODY), ("responses", {"input": "hi"}), ("messages", BODY)]
+)
+async def test_the_error_event_has_the_form_of_its_dialect(operation: str, body: Any) -> None:
+    release = asyncio.Event()
+
+    async def script(seen: Seen) -> web.Response:
+        await release.wait()
+        return gives(400, {"error": {"message": "too long", "code": "c", "param": "p"}})()
+
+    async with upstream(script) as policy, Gateway(stream_times=StreamTimes(0.01, 0.01)) as gateway:
+        url = f"{gateway.open(policy.endpoint()).base_url}/{operation}"
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(url, json={**body, "stream": True}) as response,
+        ):
+            await response.content.readline()
+            release.set()
+            event = json.loads((await response.text()).partition("event: error\ndata: ")[2])
+    if operation == "responses":
+        parsed = ResponseErrorEvent.model_validate(event)
+        assert ("too long" in parsed.message, parsed.code, parsed.param) == (True, "c", "p")
+    elif operation == "messages":
+        assert (event["type"], event["error"]["type"]) == ("error", "invalid_request_error")
+    else:
+        assert (event["error"]["code"], event["error"]["param"]) == ("c", "p")
+    assert "too long" in event["error"]["message"]
 
 
 async def test_an_endpoint_is_not_asked_to_stream() -> None:
@@ -397,26 +439,128 @@ async def test_a_failing_judge_is_named() -> None:
         assert "KeyError" in message
 
 
-async def test_a_context_overflow_counts_as_truncated() -> None:
-    async def script(seen: Seen) -> web.Response:
-        said = "This model's maximum context length is 32768 tokens. However, you requested 32818 tokens"
-        return web.json_response({"message": said, "type": "BadRequestError"}, status=400)
+REFUSING = RolloutLimits(context_overflow="refuse")
+VLLM_OVERFLOW = "This model's maximum context length is 32768 tokens. However, you requested 32818 tokens"
 
-    async with upstream(script) as policy, Gateway() as gateway:
-        route = gateway.open(policy.endpoint())
-        assert (await ask(route))[0] == 400
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"message": VLLM_OVERFLOW, "type": "BadRequestError", "code": 400},
+        {"error": {"message": VLLM_OVERFLOW, "type": "BadRequestError", "code": 400}},
+        {"error": {"message": "Input length (9) exceeds model's maximum context length (8)."}},
+        {
+            "error": {
+                "message": "Requested token count exceeds the model's maximum context length of 8 tokens."
+            }
+        },
+        {"message": "The input (9 tokens) is longer than the model's context length (8 tokens)."},
+        {"message": "max_tokens must be at least 1, got -186.", "code": 400},
+        {"error": {"message": "too long", "code": "context_length_exceeded"}},
+    ],
+)
+@pytest.mark.parametrize("key", ["x", "e", "context", SECRET])
+async def test_a_context_overflow_counts_as_truncated(
+    monkeypatch: pytest.MonkeyPatch, body: Any, key: str
+) -> None:
+    """Whatever the key: local servers take any, and it may be a letter of the message."""
+    monkeypatch.setenv("POLICY_KEY", key)
+    async with upstream(answer_with(400, body)) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint(api_key_env="POLICY_KEY"), limits=REFUSING)
+        status, answer = await post(route)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert body.get("error", body)["message"] in answer["error"]["message"]
         assert route.truncated == "context_length"
 
 
-@pytest.mark.parametrize("status", [400, 200])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("replicas", [False, True])
+@pytest.mark.parametrize("operation", ["responses", "chat/completions", "messages"])
+async def test_a_context_overflow_is_answered_as_nemo_gyms_vllm_server_does(
+    operation: str, replicas: bool, stream: bool
+) -> None:
+    """With an empty message that is incomplete, in every dialect."""
+    body = {"input": "hi"} if operation == "responses" else BODY
+    async with upstream(answer_with(400, {"message": VLLM_OVERFLOW})) as policy, Gateway() as gateway:
+        more = {"replicas": (policy.url.replace("127.0.0.1", "localhost"),)} if replicas else {}
+        route = gateway.open(policy.endpoint(**more))
+        if stream:
+            url = f"{route.base_url}/{operation}"
+            async with aiohttp.ClientSession() as http, http.post(url, json=body | {"stream": True}) as given:
+                assert given.status == 200
+                assert "error" not in (await given.text()).replace('"error":null', "")
+        else:
+            status, answer = await post(route, body, operation)
+            assert status == 200
+            if operation == "responses":
+                assert (answer["status"], answer["incomplete_details"]["reason"]) == (
+                    "incomplete",
+                    "max_output_tokens",
+                )
+                assert [part["text"] for part in answer["output"][0]["content"]] == [""]
+            elif operation == "messages":
+                assert (answer["stop_reason"], answer["content"][0]["text"]) == ("max_tokens", "")
+            else:
+                choice = answer["choices"][0]
+                assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+        assert (route.truncated, route.failure) == ("context_length", None)
+        call = route.calls[0]
+        assert (call.status_code, call.error, call.finish_reason) == (200, None, "length")
+        assert VLLM_OVERFLOW in call.details["overflow"]
+        assert call.usage == Usage()
+
+
+async def test_an_overflow_that_nemo_gyms_vllm_server_would_not_answer_is_refused() -> None:
+    """That of a Responses endpoint, and that of a function, whose SDK has a limit of its own."""
+
+    async def overflows(request: Any) -> Any:
+        raise PolicyError("too long", status_code=400, retryable=False, code="context_length_exceeded")
+
+    async with upstream(answer_with(400, {"message": VLLM_OVERFLOW})) as policy, Gateway() as gateway:
+        for endpoint in (policy.endpoint(dialect="responses"), CallableBackend(overflows)):
+            route = gateway.open(endpoint)
+            status, answer = await post(route)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert route.truncated == "context_length"
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "max_tokens must be at least 1, got 0."),
+        (400, "context_length is no field of this request"),
+        (400, "unknown parameter 'context length'"),
+        (413, VLLM_OVERFLOW),
+    ],
+)
+async def test_what_only_mentions_the_context_is_a_failure(status: int, message: str) -> None:
+    async with upstream(answer_with(status, {"error": {"message": message}})) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint())
+        assert (await ask(route))[0] == status
+        assert route.truncated is None
+        assert route.failure is not None
+
+
+async def test_code_and_param_of_an_endpoints_error_reach_the_agent() -> None:
+    error = {"message": "no", "type": "invalid_request_error", "param": "top_k", "code": "unsupported_value"}
+    async with upstream(answer_with(400, {"error": error})) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint())
+        _, answer = await post(route)
+        assert (answer["error"]["param"], answer["error"]["code"]) == ("top_k", "unsupported_value")
+        assert isinstance(route.failure, PolicyError)
+        assert (route.failure.param, route.failure.code) == ("top_k", "unsupported_value")
+
+
+@pytest.mark.parametrize(("status", "is_json"), [(400, False), (400, True), (200, False)])
 @pytest.mark.parametrize("before", [*range(60, 80, 5), *range(270, 300, 5)])
 async def test_no_part_of_a_key_stands_where_a_message_is_cut(
-    monkeypatch: pytest.MonkeyPatch, status: int, before: int
+    monkeypatch: pytest.MonkeyPatch, status: int, is_json: bool, before: int
 ) -> None:
     monkeypatch.setenv("POLICY_KEY", SECRET)
 
     async def quotes(seen: Seen) -> web.Response:
-        return web.Response(text="x" * before + SECRET + " y" * 400, status=status)
+        text = "x" * before + SECRET + " y" * 400
+        return web.Response(text=json.dumps({"error": text}) if is_json else text, status=status)
 
     async with upstream(quotes) as policy, Gateway() as gateway:
         route = gateway.open(policy.endpoint(api_key_env="POLICY_KEY", model="mine"))

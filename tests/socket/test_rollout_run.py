@@ -170,12 +170,15 @@ async def test_a_failure_of_an_agents_own_model_server_is_the_policys() -> None:
     assert OWN not in outcome["error"]["message"]
 
 
+@pytest.mark.parametrize("overflow", ["answer", "refuse"])
 @pytest.mark.parametrize("agent", [scores("policy_model"), stumbles("policy_model")])
-async def test_a_full_context_ends_a_rollout_as_truncated(agent: Agent) -> None:
+async def test_a_full_context_ends_a_rollout_as_truncated(agent: Agent, overflow: Any) -> None:
     """Whether the agent is scored for what it had, or cannot go on without the call that was refused."""
-    async with scene(agent, policy=policy_overflows) as played:
+    limits = RolloutLimits(context_overflow=overflow)
+    async with scene(agent, policy=policy_overflows, limits=limits) as played:
         outcome = await played.run()
     assert kind_of(outcome) == ("truncated", None)
+    assert outcome["limit"] == "context_length"
     assert outcome.get("reward") in (0.5, None)
 
 

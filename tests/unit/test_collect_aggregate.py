@@ -338,8 +338,21 @@ def test_two_policies_are_not_mixed(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", [line(0, 0, 1.0)])
     second = write_run(tmp_path / "b", [line(0, 1, 1.0)], settings={"policy": {"type": "http", "model": "n"}})
     with pytest.raises(
-        ConfigError, match=r"different policies \(policy\.model: 'm' there, 'n' here\).*gymgate compare"
+        ConfigError, match=r"different settings \(policy\.model: 'm' there, 'n' here\).*gymgate compare"
     ):
+        read_runs([first, second])
+
+
+def test_runs_that_score_context_overflows_otherwise_are_not_mixed(tmp_path: Path) -> None:
+    first, second = (
+        write_run(
+            tmp_path / overflow,
+            [line(0, repeat, 1.0)],
+            settings={"policy": {"type": "http", "model": "m"}, "limits": {"context_overflow": overflow}},
+        )
+        for repeat, overflow in enumerate(("answer", "refuse"))
+    )
+    with pytest.raises(ConfigError, match="context_overflow: 'answer' there, 'refuse' here"):
         read_runs([first, second])
 
 

@@ -23,10 +23,18 @@ from gymgate.runs.aggregate import read_runs
 Rewards = Sequence[Sequence[float | None]]
 
 
-def make_run(path: Path, rewards: Rewards, *, environment: str = "e", failed: int = 0) -> Path:
+def make_run(
+    path: Path,
+    rewards: Rewards,
+    *,
+    environment: str = "e",
+    failed: int = 0,
+    limits: dict[str, Any] | None = None,
+) -> Path:
     """A run with a row for each list of rewards; the last `failed` rollouts failed permanently."""
     path.mkdir()
-    settings = {"format": 1, "settings": {"policy": {"type": "http", "model": path.name}}, "extent": {}}
+    described = {"policy": {"type": "http", "model": path.name}, **({"limits": limits} if limits else {})}
+    settings = {"format": 1, "settings": described, "extent": {}}
     (path / "run.json").write_bytes(orjson.dumps(settings))
     lines: list[dict[str, Any]] = []
     for row, group in enumerate(rewards):
@@ -175,6 +183,22 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(command, ["base", "tuned", "--fail-if-worse", "0"]).exit_code == 0
     refused = CliRunner().invoke(command, ["base", "tuned", "base", "-o", "c.html"])
     assert isinstance(refused.exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_said"),
+    [
+        ({"context_overflow": "answer"}, False),
+        ({"context_overflow": "refuse"}, True),
+        ({"timeout_s": 9}, True),
+    ],
+)
+def test_runs_that_score_context_overflows_otherwise(tmp_path: Path, other: Any, is_said: bool) -> None:
+    """The last one was stored before there was a choice."""
+    base = make_run(tmp_path / "a", [[1.0]], limits={"context_overflow": "answer"})
+    done = CliRunner().invoke(command, [str(base), str(make_run(tmp_path / "b", [[1.0]], limits=other))])
+    assert done.exit_code == 0
+    assert ("--context-overflow" in done.stderr) == is_said
 
 
 def test_rows_of_one_run_alone_are_named(tmp_path: Path) -> None:

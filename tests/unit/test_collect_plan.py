@@ -18,7 +18,7 @@ from gymgate.gym.rows import RowSource, open_rows
 from gymgate.rollouts.row import make_row
 from gymgate.runs.plan import SEED_STRIDE, Identity, IdentitySet, RolloutPlan, Shard, parse_seeds, parse_shard
 from gymgate.runs.run import Collection
-from gymgate.runs.settings import settings_of
+from gymgate.runs.settings import differences, settings_of
 
 
 def row(number: int) -> dict[str, Any]:
@@ -94,6 +94,19 @@ async def test_the_policy_gets_the_seed_and_the_settings_do_not() -> None:
     settings = [settings_of(stack, each, RolloutLimits(), ["rows"]) for each in (endpoint, secret)]
     assert settings[0] == settings[1]
     assert "s3cret" not in str(settings)
+
+
+def test_runs_that_treat_a_context_overflow_otherwise_are_not_one_run() -> None:
+    """One has a score of 0 where the other has none, so their means differ for the same model."""
+    stack, endpoint = StackConfig(environments=("mcqa",)), HTTPEndpoint(base_url="http://h/v1")
+    answered, refused = (
+        settings_of(stack, endpoint, RolloutLimits(context_overflow=overflow), ["rows"])
+        for overflow in ("answer", "refuse")
+    )
+    stored_before = {**answered, "limits": {"timeout_s": 3600.0, "max_calls": 1000}}
+    for other in (refused, stored_before):
+        (difference,) = differences(other, answered)
+        assert difference.startswith("limits.context_overflow: ")
 
 
 def test_equal_rows_are_told_apart() -> None:

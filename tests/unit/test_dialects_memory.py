@@ -214,3 +214,23 @@ def test_items_come_back_as_items_to_a_chat_agent() -> None:
 def test_long_integers_that_differ_do_so_in_what_is_compared() -> None:
     texts = [f'{{"x": {2**70 + number}}}' for number in (1, 2)]
     assert canonical_json(texts[0]) != canonical_json(texts[1])
+
+
+def test_history_in_the_shape_of_chat_messages() -> None:
+    rollout = Rollout()
+    rollout.hear(FIRST)
+    rollout.hear(LAST)
+    sent = rollout.send(USER, dict(FIRST), tool("a"), tool("b"), said("done", reasoning="so"))
+    assert sent == [USER, FIRST, tool("a"), tool("b"), LAST]
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_items_that_are_only_referred_to(typed: bool) -> None:
+    """Vercel's AI SDK sends its own answers' items by id."""
+    rollout = Rollout()
+    items = rollout.hear(FIRST)
+    kind = {"type": "item_reference"} if typed else {}
+    references = [{**kind, "id": item["id"]} for item in items]
+    assert rollout.send(USER, *references, output("a"), output("b")) == [USER, FIRST, tool("a"), tool("b")]
+    part = rollout.send(USER, *references[1:2], output("a"))
+    assert [call["id"] for call in part[1]["tool_calls"]] == ["a"]

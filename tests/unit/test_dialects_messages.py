@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from gymgate.core.config import Dialect
 from gymgate.core.errors import ConfigError
-from gymgate.gateway.dialects import ConversationMemory, translate_answer, translate_request
+from gymgate.gateway.dialects import ConversationMemory, encode_stream, translate_answer, translate_request
 
 Json = dict[str, Any]
 PNG: Json = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
@@ -144,7 +145,7 @@ def call(arguments: str) -> Json:
         (
             chat_answer("tool_calls", content=None, reasoning="r", tool_calls=[call('{"x": 1}')]),
             [
-                {"type": "thinking", "thinking": "r", "signature": ""},
+                {"type": "thinking", "thinking": "r", "signature": "Z3ltZ2F0ZQ=="},
                 {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}},
             ],
             "tool_use",
@@ -172,6 +173,30 @@ def test_answer(answer: Json, blocks: list[Json], stop_reason: str) -> None:
         "cache_creation_input_tokens": 0,
         "output_tokens": 2,
     }
+
+
+@pytest.mark.parametrize(("strict", "sent"), [({}, False), ({"strict": True}, True)])
+def test_strict_is_off_for_a_responses_endpoint_unless_the_tool_says_otherwise(
+    strict: Json, sent: bool
+) -> None:
+    """As NeMo Gym sends it; without a value a Responses endpoint takes its own default, which is on."""
+    tool = {"name": "f", "input_schema": {"type": "object"}, **strict}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    assert translate_request(body, "messages", "responses")["tools"][0]["strict"] is sent
+    assert translate_request(body, "messages", "chat")["tools"][0]["function"].get("strict") == strict.get(
+        "strict"
+    )
+
+
+def test_thinking_has_a_signature_plain_and_streamed() -> None:
+    """Without one litellm drops the block, and pydantic-ai sends it back as the user's text."""
+    message = translate_answer(chat_answer(content="x", reasoning="r"), {"messages": []}, "chat", "messages")
+    signature = message["content"][0]["signature"]
+    events = b"".join(encode_stream(message, "messages", {})).decode().split("\n\n")
+    data = [json.loads(event.partition("data: ")[2]) for event in events if event]
+    deltas = [event["delta"] for event in data if event["type"] == "content_block_delta"]
+    assert signature
+    assert {"type": "signature_delta", "signature": signature} in deltas
 
 
 def test_stop_sequence() -> None:

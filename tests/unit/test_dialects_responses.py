@@ -50,14 +50,54 @@ def test_roles_and_instructions() -> None:
         {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "sys"}]},
         USER,
         {"role": "assistant", "content": "before"},
-        instructions="be brief",
     )
     assert said == [
-        {"role": "system", "content": "be brief"},
         {"role": "system", "content": "dev"},  # many chat templates refuse the role `developer`
         {"role": "system", "content": [{"type": "text", "text": "sys"}]},
         USER,
         {"role": "assistant", "content": "before"},
+    ]
+
+
+def test_instructions_and_leading_system_messages_are_one_system_message() -> None:
+    """As NeMo Gym sends Codex's requests: Qwen3.5's chat template, e.g., refuses a second system message."""
+    image = {"type": "input_image", "image_url": "data:,"}
+    text = {"type": "input_text", "text": "sys"}
+    developer = {"role": "developer", "content": "dev"}
+    system = {"type": "message", "role": "system", "content": [text, text]}
+    said = messages(developer, system, USER, developer, instructions="be brief")
+    assert said == [
+        {"role": "system", "content": "be brief\n\ndev\n\nsyssys"},
+        USER,
+        {"role": "system", "content": "dev"},
+    ]
+    assert messages(USER, instructions="be brief") == [{"role": "system", "content": "be brief"}, USER]
+    assert to_chat(instructions="be brief")["messages"] == [{"role": "system", "content": "be brief"}, USER]
+    kept = messages({"role": "system", "content": [text, image]}, instructions="be brief")
+    assert [part["type"] for part in kept[1]["content"]] == ["text", "image_url"]
+
+
+def test_chat_shaped_turns_are_translated_whole() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+    asked = {"role": "assistant", "content": "let me see", "reasoning": "why", "tool_calls": [call]}
+    silent = {"role": "assistant", "content": None, "tool_calls": [{**call, "id": "b"}]}
+    refused = {"role": "assistant", "content": None, "refusal": "no"}
+    parts = [{"type": "text", "text": "2"}]
+    said = messages(
+        USER,
+        asked,
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"type": "message", **silent},
+        {"role": "tool", "tool_call_id": "b", "content": parts},
+        refused,
+    )
+    assert said == [
+        USER,
+        {**asked, "reasoning_content": "why"},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        silent,
+        {"role": "tool", "tool_call_id": "b", "content": parts},
+        {"role": "assistant", "content": "", "refusal": "no"},
     ]
 
 
@@ -275,7 +315,9 @@ def test_without_tools_nothing_is_said_of_them() -> None:
         ({"input": None}, "input"),
         ({"input": [1]}, r"input\[0\]"),
         ({"input": [{"type": "computer_call", "id": "x"}]}, "computer_call"),
-        ({"input": [{"role": "tool", "content": "x"}]}, "tool"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
+        ({"input": [{"role": "assistant", "function_call": {"name": "f"}}]}, "function_call"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "msg_1"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f1"}]}]}, "f1"),
         (
@@ -349,7 +391,7 @@ def test_answer_is_a_complete_response() -> None:
     assert response["error"] is response["incomplete_details"] is None
     assert response["usage"] == {
         "input_tokens": 10,
-        "input_tokens_details": {"cached_tokens": 8},
+        "input_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0},
         "output_tokens": 4,
         "output_tokens_details": {"reasoning_tokens": 2},
         "total_tokens": 14,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openai.types.responses import ResponseUsage
 
 from gymgate.core.config import Dialect
 from gymgate.core.errors import TokenDataError
@@ -56,13 +57,27 @@ def test_usage(dialect: Dialect, usage: Json | None, expected: tuple[int | None,
     assert usage_of({"usage": usage}, dialect) == Usage(**dict(zip(names, expected, strict=True)))
 
 
+def test_an_unknown_count_is_none_in_the_record_and_0_for_the_agent() -> None:
+    """`openai`'s types require integers; the releases from 2.54 on require `cache_write_tokens`."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    counts = usage_of({"usage": usage}, "chat")
+    assert (counts.cached_tokens, counts.reasoning_tokens) == (None, None)
+    made = ResponseUsage.model_validate(usage_for_responses(counts, usage))
+    assert (made.input_tokens_details.cached_tokens, made.input_tokens_details.cache_write_tokens) == (0, 0)
+    assert made.output_tokens_details.reasoning_tokens == 0
+    given = {"input_tokens_details": {"cache_write_tokens": 7}}
+    kept = usage_for_responses(counts, given)
+    assert kept is not None
+    assert kept["input_tokens_details"]["cache_write_tokens"] == 7
+
+
 def test_an_endpoints_own_total_is_kept_and_no_detail_is_missing() -> None:
     given = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 9}
     for make, details in ((usage_for_responses, "input_tokens_details"), (usage_for_chat, "")):
         made = make(usage_of({"usage": given}, "chat"), given)
         assert made is not None
         assert made["total_tokens"] == 9
-        assert not details or made[details] == {"cached_tokens": 0}
+        assert not details or made[details] == {"cached_tokens": 0, "cache_write_tokens": 0}
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,8 @@ async def test_answers_are_complete_responses(tmp_path: Path) -> None:
     answer = await backend.call({"input": "q", "tools": tools, "tool_choice": "required", "model": "asked"})
     body = answer.body
     assert (body["id"], body["created_at"], body["model"]) == ("resp_1", 7, "m")
-    assert (body["tools"], body["tool_choice"], body["object"]) == (tools, "required", "response")
+    assert body["tools"] == [{**tools[0], "description": None, "strict": None}]
+    assert (body["tool_choice"], body["object"]) == ("required", "response")
     assert body["output"][0]["content"] == [{"annotations": [], "type": "output_text", "text": "plain"}]
     assert {item["status"] for item in body["output"]} == {"completed"}
     assert all(item["id"] for item in body["output"])

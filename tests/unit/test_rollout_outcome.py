@@ -24,6 +24,11 @@ def error(kind: str, **fields: Any) -> dict[str, Any]:
 ROLLOUTS: dict[str, dict[str, Any]] = {
     "completed": {"status": "completed", "reward": 0.5},
     "truncated": {"status": "truncated", "reward": 0.5},
+    "truncated by the policy's context length": {
+        "status": "truncated",
+        "limit": "context_length",
+        "reward": 0.5,
+    },
     "truncated, the trainer's `score_truncated` set": {"status": "truncated", "reward": 0.5},
     "completed or truncated, without a reward": {"status": "truncated"},
     "masked by Gym": {"status": "masked", "reward": 0.5},
@@ -87,7 +92,7 @@ def test_a_reward_beside_a_failure_is_no_reward() -> None:
 
 def test_means_are_over_what_counts() -> None:
     counted = [reward for each in ROLLOUTS.values() if (reward := outcome_of(each).reward) is not None]
-    assert counted == [0.5, 0.5, 0.5]
+    assert counted == [0.5, 0.5, 0.5, 0.5]
 
 
 def test_a_judges_call_is_no_call_of_the_policy() -> None:

@@ -57,7 +57,10 @@ sampling = {temperature = 0.5, top_p = 1}
 max_calls = 9
 """)
     printed = dry_run("--spec", tmp_path / "spec.toml", "--timeout", "5", "--sampling", "top_p=0.9")
-    assert (printed["repeats"], printed["limits"]) == (8, {"timeout_s": 5, "max_calls": 9})
+    assert (printed["repeats"], printed["limits"]) == (
+        8,
+        {"timeout_s": 5, "max_calls": 9, "context_overflow": "answer"},
+    )
     assert printed["policy"]["sampling"] == {"temperature": 0.5, "top_p": 0.9}
     assert [each["agent"] for each in printed["stack"]["environments"]] == [None, "a"]
     printed = dry_run("example_multi_step", "-b", "http://b/v1", "--spec", tmp_path / "spec.toml", "-r", "2")

@@ -18,6 +18,7 @@ from gymgate.results.compare import Comparison, compare, write_comparison
 from gymgate.rollouts.transcript import opening
 from gymgate.runs.aggregate import Runs, read_tasks
 from gymgate.runs.attempts import Attempt, TaskKey
+from gymgate.runs.settings import context_overflow_of
 from gymgate.runs.tasks import Task
 
 SHOWN_FLIPS = 5
@@ -116,6 +117,11 @@ def command(
         if fail_if_worse is not None and (reason := _why_worse(compared.rows, fail_if_worse)):
             log(f"{other}: --fail-if-worse {fail_if_worse:g}: {reason}")
             worse = True
+        if (overflows := _overflows(base, runs)) is not None:
+            log(
+                f"context overflows: {overflows[0]} in {first}, {overflows[1]} in {other} (--context-overflow), so one run "
+                "scores rollouts that the other leaves out"
+            )
         for path, read in ((first, collected), (other, against)):
             for note in read.notes:
                 if note not in read.lost:
@@ -147,6 +153,15 @@ def _why_worse(rows: Sequence[Mapping[str, Any]], limit: float) -> str | None:
     difference = rows[-1]["difference"]
     is_worse = difference < -limit and not math.isclose(difference, -limit, abs_tol=1e-9)
     return f"the difference is {difference:+.3g}" if is_worse else None
+
+
+def _overflows(first: Runs, second: Runs) -> tuple[str, str] | None:
+    """Return what either does with context overflows, if that differs."""
+    known = [
+        ", ".join(sorted({kind for run in runs.runs if (kind := context_overflow_of(run.settings))}))
+        for runs in (first, second)
+    ]
+    return (known[0], known[1]) if all(known) and known[0] != known[1] else None
 
 
 def _print(rows: Sequence[Mapping[str, Any]], *, wide: bool) -> None:

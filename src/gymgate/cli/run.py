@@ -43,7 +43,7 @@ from gymgate.cli.options import (
 from gymgate.cli.output import Log, log, print_json
 from gymgate.cli.progress import Show, showing_progress
 from gymgate.cli.run_spec import make_collection, spec_of
-from gymgate.core.config import RayCluster
+from gymgate.core.config import RayCluster, RolloutLimits
 from gymgate.core.errors import ConfigError, GymgateError
 from gymgate.results.spans import RolloutTracer
 from gymgate.results.tracking import RunTracking
@@ -115,6 +115,7 @@ CONDUCT_OPTIONS = (
         help="With -o DIR: retries of a failed rollout by the class of its error. Repeatable. "
         f"[{' '.join(f'{kind}={count}' for kind, count in DEFAULT_BUDGETS.items())}]",
     ),
+    field_option("Limits", RolloutLimits, "context_overflow", "--context-overflow"),
     field_option("Limits", Pace, "failures_in_a_row", "--stop-after-failures"),
     option(
         "Limits",

@@ -354,6 +354,10 @@ class RolloutLimits(Config):
     max_calls: int | None = Field(default=DEFAULT_MAX_CALLS, ge=1)
     """Policy calls per rollout. Further calls are refused and the rollout counts as truncated. The default exceeds every
     packaged agent's own limit and ends agents that loop. `None`: no bound."""
+    context_overflow: Literal["answer", "refuse"] = "answer"
+    """What the agent gets where a policy call exceeds the context of a chat-completions endpoint. `answer`: an empty message
+    that is incomplete, as from NeMo Gym's vLLM model server; the rollout is scored and truncated. `refuse`: HTTP 400, so most
+    such rollouts have no score. It does not hold for functions and SDKs' own models."""
 
 
 def validation_message(error: ValidationError) -> str:

@@ -144,14 +144,20 @@ class PolicyError(GymgateError, RuntimeError):
     """A policy's or judge's endpoint failed.
 
     `status_code` is the HTTP status it answered with, `None` without an answer; `retry_after_s` are the seconds that it
-    asked to wait (`Retry-After`).
+    asked to wait (`Retry-After`); `code` and `param` are those of its error body. `code` is `context_length_exceeded` for every
+    endpoint that says so in words.
     """
 
-    fields: ClassVar[tuple[str, ...]] = ("endpoint", "status_code", "retryable", "retry_after_s")
+    fields: ClassVar[tuple[str, ...]] = (
+        *("endpoint", "status_code", "retryable", "retry_after_s"),
+        *("code", "param"),
+    )
     endpoint: str | None
     status_code: int | None
     retryable: bool | None
     retry_after_s: float | None
+    code: str | None
+    param: str | None
 
 
 class UnknownConversationError(PolicyError):

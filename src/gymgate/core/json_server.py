@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
@@ -30,6 +31,19 @@ from gymgate.core.retrying import (
 
 PROBE_S = 10.0
 """Timeout of a question whether a server answers."""
+CONTEXT_OVERFLOW = "context_length_exceeded"
+"""`PolicyError.code` of a request that the model's context does not hold."""
+_OVERFLOW = re.compile(
+    r"maximum context length is [\d,]+ tokens"  # vLLM, OpenAI, DeepSeek, OpenRouter
+    r"|exceeds (the )?model's maximum context length"  # vLLM, SGLang
+    r"|longer than the model's context length"  # SGLang
+    r"|max_tokens must be at least 1, got -\d",  # vLLM, where the prompt leaves no room
+    re.IGNORECASE,
+)
+_WORDS = 10_000
+"""Characters of an error in which the words of an overflow are looked for."""
+_SHORTEST_SECRET = 8
+"""Characters. Shorter keys and headers are placeholders or words that messages need."""
 
 
 class JSONAnswer(NamedTuple):
@@ -46,8 +60,8 @@ class JSONAnswer(NamedTuple):
 class JSONServer:
     """Sends `request` with a JSON body, again after a failure that another attempt may not have.
 
-    `shown` is the server's name in messages; `secrets` are masked in them; `advice` adds to the message about a status that
-    is no success. A rate limit (429) is waited out, for at most `rate_limit_s`.
+    `shown` is the server's name in messages; `secrets` of 8 characters or more are masked in them; `advice` adds to the
+    message about a status that is no success. A rate limit (429) is waited out, for at most `rate_limit_s`.
     """
 
     request: Request
@@ -73,22 +87,20 @@ class JSONServer:
         except codec.TooLargeError as error:
             raise self.error(f"answered a body that {error}", response.status) from error
         except ValueError as error:
-            described = _described(self._without_secrets(response), error)
-            raise self.error(f"answered {described}", response.status) from error
+            raise self.error(f"answered {self._described(response, error)}", response.status) from error
         return JSONAnswer(body, raw, response.status, retries)
 
     def error(self, what: str, status: int) -> PolicyError:
         """Make the error for an answer that cannot be used."""
-        for secret in self.secrets:
-            what = what.replace(secret, "***")
-        return PolicyError(f"{self.shown} {what}", endpoint=self.shown, status_code=status, retryable=False)
+        message = f"{self.shown} {self._masked(what)}"
+        return PolicyError(message, endpoint=self.shown, status_code=status, retryable=False)
 
-    def _without_secrets(self, response: Response) -> Response:
-        """Mask the secrets in a body that will be cut for a message: half a secret would not be found."""
-        body = response.body
+    def _masked(self, text: str) -> str:
+        """Mask the secrets in a text, before it is cut: half a secret would not be found."""
         for secret in self.secrets:
-            body = body.replace(secret.encode(), b"***")
-        return response._replace(body=body)
+            if len(secret) >= _SHORTEST_SECRET:
+                text = text.replace(secret, "***")
+        return text
 
     async def _attempt(
         self, client: HTTPClient, payload: bytes, headers: Mapping[str, str], retries: int
@@ -111,27 +123,36 @@ class JSONServer:
         if 200 <= response.status < 300:
             self.rate_limit = None
             return response
-        raise self._refused(self._without_secrets(response))
+        raise self._refused(response)
 
     def _refused(self, response: Response) -> Exception:
         status = response.status
         body = None
         try:
             body = codec.parse_bounded(response.body)[0] if response.body else "nothing"
-            reason = error_text(body)
+            reason = error_text(body, self._masked)
         except codec.TooLargeError as error:
             reason = f"a body that {error}"
         except ValueError as error:
-            reason = _described(response, error)
+            reason = self._described(response, error)
         used_up = is_quota_used_up(status, body)
         advice = " (the quota is used up)" if used_up else self.advice(response)
         failure = self.error(f"answered HTTP {status}{advice}: {reason}", status)
+        failure.code, failure.param = _code_and_param(body, response)
         self.rate_limit = failure if status == RATE_LIMITED else None
         if is_retried(status, response.headers) and not used_up:
             failure.retryable = True
             failure.retry_after_s = retry_after_s(response.headers)
             return Retryable(failure)
         return failure
+
+    def _described(self, response: Response, error: ValueError) -> str:
+        """A body that cannot be read: why, or what kind of text it is and how it begins."""
+        if "nested" in str(error):
+            return f"JSON {error}"
+        kind = response.headers.get("content-type", "no content type").partition(";")[0]
+        start = shortened(self._masked(response.body.decode(errors="replace"))[:400], 80)
+        return f"{kind} that is not JSON: {start!r}" if response.body else f"an empty body ({kind})"
 
 
 async def probe(url: str, client: HTTPClient, headers: Mapping[str, str] | None = None) -> Response | str:
@@ -156,10 +177,15 @@ def listed_models(answer: Response) -> list[dict[str, Any]] | None:
         return None
 
 
-def error_text(body: Any) -> str:
-    """Find the message in an error body, however its server nests it; return it on one short line."""
+def error_text(body: Any, masked: Callable[[str], str] = lambda text: text) -> str:
+    """Find the message in an error body, however its server nests it; return it, `masked`, on one short line."""
     message = message_in(body)
-    return shortened(message if message is not None else codec.dumps(body).decode(errors="replace"))
+    return shortened(masked(message if message is not None else codec.dumps(body).decode(errors="replace")))
+
+
+def is_context_overflow(code: str | None, text: str) -> bool:
+    """Whether the error of a 400 says, by its code or in an endpoint's own words, that the context is too short."""
+    return code == CONTEXT_OVERFLOW or _OVERFLOW.search(text) is not None
 
 
 def message_in(body: Any) -> str | None:
@@ -179,10 +205,13 @@ def shortened(text: str, longest: int = 300) -> str:
     return line if len(line) <= longest and start == text else line[: longest - 3] + "..."
 
 
-def _described(response: Response, error: ValueError) -> str:
-    """A body that cannot be read: why, or what kind of text it is and how it begins."""
-    if "nested" in str(error):
-        return f"JSON {error}"
-    kind = response.headers.get("content-type", "no content type").partition(";")[0]
-    start = shortened(response.body[:400].decode(errors="replace"), 80)
-    return f"{kind} that is not JSON: {start!r}" if response.body else f"an empty body ({kind})"
+def _code_and_param(body: Any, response: Response) -> tuple[str | None, str | None]:
+    """Return the `code` and `param` of an error body."""
+    error = body.get("error") if isinstance(body, dict) else None
+    fields = error if isinstance(error, dict) else body if isinstance(body, dict) else {}
+    code, param = (
+        value if isinstance(value := fields.get(name), str) else None for name in ("code", "param")
+    )
+    text = message_in(body) or response.body[:_WORDS].decode(errors="replace")
+    overflows = response.status == 400 and is_context_overflow(code, text[:_WORDS])
+    return CONTEXT_OVERFLOW if overflows else code, param

@@ -14,7 +14,7 @@ from gymgate.core import codec, http_client
 from gymgate.core.config import POLICY, Dialect
 from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.call import Call
-from gymgate.gateway.dialects import error_body
+from gymgate.gateway.dialects import error_body, error_event
 from gymgate.gateway.requests import (
     DIALECTS,
     METADATA_KEY,
@@ -281,6 +281,6 @@ async def _deliver_late_stream(
 
 
 def _error_event(call: Call) -> bytes:
-    released = codec.dumps(error_body(call.record.dialect, 404, _RELEASED))
-    payload = call.payload if call.record.status_code is not None else released
-    return b"event: error\ndata: " + payload + b"\n\n"
+    dialect, is_released = call.record.dialect, call.record.status_code is None
+    body = error_body(dialect, 404, _RELEASED) if is_released else codec.loads_own(call.payload)
+    return error_event(body, dialect)

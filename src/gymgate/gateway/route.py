@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from collections import Counter
@@ -17,14 +16,16 @@ from aiohttp import web
 from gymgate.core import codec
 from gymgate.core.config import POLICY, Dialect, RolloutLimits
 from gymgate.core.errors import EnvironmentServerError, GymgateError, PolicyError, described
+from gymgate.core.json_server import CONTEXT_OVERFLOW, is_context_overflow
 from gymgate.core.retrying import BUSY
-from gymgate.gateway.backends.base import Backend
+from gymgate.gateway.backends.base import Backend, BackendAnswer
 from gymgate.gateway.call import Call
 from gymgate.gateway.dialects import (
     ConversationMemory,
     encode_stream,
     error_body,
     finish_reason_of,
+    overflow_answer,
     token_data_of,
     translate_answer,
     translate_request,
@@ -44,7 +45,6 @@ calls are not turns of the policy."""
 CLOSE_TIMEOUT_S = 0.5
 """Wait for cancelled calls to end; a backend that cannot be cancelled goes on, and nothing of it is recorded."""
 _KEYLESS_RESEND_S = 60.0
-_OVERFLOW = re.compile(r"context[ _](length|window)", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ class Route:
         self._targets = dict(targets)
         self._policy_servers = frozenset({POLICY, *policy_servers})
         self._max_calls = limits.max_calls if limits is not None else None
+        self._answers_overflow = limits is None or limits.context_overflow == "answer"
         self._record_bodies = record_bodies
         self._on_close = on_close
         self._opened = time.monotonic()
@@ -247,7 +248,10 @@ class Route:
         upstream = translate_request(body, dialect, backend.dialect, target.memory)
         if upstream.get("stream") is True:  # endpoints answer whole
             upstream = without(upstream, "stream", "stream_options")
-        answer = await backend.call(upstream, raw=raw if upstream is body else None)
+        try:
+            answer = await backend.call(upstream, raw=raw if upstream is body else None)
+        except PolicyError as error:
+            answer = self._answer_to_overflow(call, backend, upstream, error)
         usage = usage_of(answer.body, backend.dialect)
         named = with_text_ids(answer.body, backend.dialect)
         result = translate_answer(named, body, backend.dialect, dialect, target.memory, usage=usage)
@@ -272,6 +276,21 @@ class Route:
         )
         call.record.status_code = 200
 
+    def _answer_to_overflow(
+        self, call: Call, backend: Backend, upstream: dict[str, Any], error: PolicyError
+    ) -> BackendAnswer:
+        """Return the answer to a policy call that exceeds the context, where NeMo Gym's vLLM model server gives one.
+
+        Raises `error` for any other failure. A function or an SDK's own model has limits that its SDK counts.
+        """
+        is_endpoint = getattr(backend, "is_endpoint", False) and backend.dialect == "chat"
+        is_answered = self._answers_overflow and call.record.model_server == POLICY and is_endpoint
+        if not is_answered or error.status_code != 400 or error.code != CONTEXT_OVERFLOW:
+            raise error
+        self.truncated = "context_length"
+        logger.info("rollout %s: call %d: %s", self.rollout_id, call.record.index, error.message)
+        return BackendAnswer(overflow_answer(upstream.get("model")), details={"overflow": error.message})
+
     def _fail(self, call: Call, error: GymgateError, status: int) -> None:
         if self.closed:
             return
@@ -279,14 +298,17 @@ class Route:
             error.message = f"model server {call.record.model_server!r}: {error.message}"
             error.args = (error.message,)
         call.streamed = False
-        call.payload = codec.dumps(error_body(call.record.dialect, status, error.message))
+        code, param = getattr(error, "code", None), getattr(error, "param", None)
+        call.payload = codec.dumps(
+            error_body(call.record.dialect, status, error.message, code=code, param=param)
+        )
         call.response = call.payload if self._record_bodies else None
         call.record.error = error.message
         call.failure = error.with_traceback(None)
         call.record.status_code = status
         if call.record.model_server == POLICY:
             self.failure = self.failure or error
-            if status == 400 and isinstance(error, PolicyError) and _OVERFLOW.search(error.message):
+            if status == 400 and isinstance(error, PolicyError) and is_context_overflow(code, error.message):
                 self.truncated = "context_length"
         logger.info("rollout %s: call %d: %s", self.rollout_id, call.record.index, error.message)
 

@@ -14,9 +14,10 @@ from gymgate.core.config import POLICY
 from gymgate.rollouts.record import ModelCall, Rollout, RolloutError
 from gymgate.rollouts.result import number
 
-Reason = Literal["completed", "truncated", "unscored", "masked", "failed"]
-"""completed, truncated: scored; unscored: finished without a reward; masked: Gym says that the reward measures
-nothing; failed: there is no result, or the agent or a judge reports a breakdown."""
+Reason = Literal["completed", "truncated", "overflowed", "unscored", "masked", "failed"]
+"""completed, truncated: scored; overflowed: scored, and truncated by the policy's context length; unscored: finished without a
+reward; masked: Gym says that the reward measures nothing; failed: there is no result, or the agent or a judge reports a
+breakdown."""
 
 SCORES_WITHOUT_POLICY: Mapping[str, str] = MappingProxyType(
     {"remote_agent": "the service that it calls may ask its own model"}
@@ -52,7 +53,8 @@ def outcome_of(rollout: Rollout | Mapping[str, Any], *, score_truncated: bool = 
     `score_truncated` is the trainer's option: truncated rollouts are left out of training unless it is set.
     """
     if isinstance(rollout, Rollout):
-        rollout = {"status": rollout.status, "reward": rollout.reward, "error": rollout.error}
+        fields = ("status", "limit", "reward", "error")
+        rollout = {name: getattr(rollout, name) for name in fields}
     status, reward, error = rollout.get("status"), number(rollout.get("reward")), rollout.get("error")
     if status == "failed" or error is not None:
         return Outcome(False, False, False, retried=_may_help(error), reason="failed")
@@ -61,7 +63,8 @@ def outcome_of(rollout: Rollout | Mapping[str, Any], *, score_truncated: bool = 
     if reward is None or status not in ("completed", "truncated"):
         return Outcome(False, False, False, False, "unscored")
     trained = status == "completed" or score_truncated
-    reason: Reason = "completed" if status == "completed" else "truncated"
+    is_overflow = rollout.get("limit") == "context_length"
+    reason: Reason = "completed" if status == "completed" else "overflowed" if is_overflow else "truncated"
     return Outcome(True, True, trained, False, reason, reward)
 
 

@@ -68,7 +68,8 @@ class ModelCall(Record):
     """What the endpoint's side adds to the answer: `replica` and `retries` of an HTTP endpoint; `recording`, `index`,
     `turn` of so many `turns`, and `match` of a replay: `exact`, or `loose` where only the policy said what was recorded, and
     the environment something else or more; `undelivered`, the id of an answer that came after its agent had
-    closed the connection and did not ask again."""
+    closed the connection and did not ask again; `overflow`, what the endpoint said of a prompt that exceeds its context, where
+    the agent got an empty message instead (`RolloutLimits.context_overflow`)."""
     started_s: float = 0.0
     """Seconds after the rollout's start."""
     duration_s: float = 0.0

@@ -14,7 +14,7 @@ from gymgate.runs.gym_rollouts import read_gym_failures, stored_attempts
 from gymgate.runs.layout import FAILURES, ROLLOUTS, RUN, Extent, read_planned, read_run, run_directories
 from gymgate.runs.plan import IdentitySet
 from gymgate.runs.record import LineReader
-from gymgate.runs.settings import differences
+from gymgate.runs.settings import context_overflow_of, differences
 from gymgate.runs.tasks import CollectedTasks
 
 RowName = tuple[Path, str, int]
@@ -233,13 +233,11 @@ class Runs:
             yield attempt if known == attempt.environment else attempt.in_environment(known)
 
     def _add(self, run: Run) -> None:
-        """Add a run. Raises `ConfigError` if its policy is another one."""
+        """Add a run. Raises `ConfigError` if its policy is another one, or if it scores context overflows otherwise."""
         first = self._described or run
-        if run.policy is not None and (
-            changed := differences({"policy": first.policy}, {"policy": run.policy})
-        ):
+        if run.policy is not None and (changed := differences(_deciding(first), _deciding(run))):
             raise ConfigError(
-                f"{first.path} and {run.path} have different policies ({'; '.join(changed)}); read them separately, or "
+                f"{first.path} and {run.path} have different settings ({'; '.join(changed)}); read them separately, or "
                 f"both with gymgate compare {shlex.quote(str(first.path))} {shlex.quote(str(run.path))}"
             )
         self.runs.append(run)
@@ -322,6 +320,11 @@ def refuse_empty(runs: Runs, collected: CollectedTasks) -> None:
     """Raise `DataError` for runs without a rollout, finished, failed or planned."""
     if not collected.tasks and not collected.missing:
         raise DataError(f"no rollouts in {', '.join(map(str, runs.given))}", path=str(runs.given[0]))
+
+
+def _deciding(run: Run) -> dict[str, Any]:
+    """Return the settings that runs which are read together must have in common."""
+    return {"policy": run.policy, "context_overflow": context_overflow_of(run.settings)}
 
 
 def runs_at(path: Path) -> list[Run]:

@@ -56,6 +56,8 @@ class Attempt(Stored):
     agent: Text = ""
     attempt: Whole = 0
     status: RolloutStatus | None = None
+    limit: Text | None = None
+    """What cut a truncated rollout short."""
     reward: Any = None
     """As it is stored; `outcome` has what counts."""
     reward_parts: dict[Text, Real] | None = None
@@ -106,7 +108,7 @@ class Attempt(Stored):
     def outcome(self) -> Outcome:
         """What it counts for."""
         error = self.error and {"kind": self.error.kind, "retryable": self.error.retryable}
-        return outcome_of({"status": self.status, "reward": self.reward, "error": error})
+        return outcome_of({"status": self.status, "limit": self.limit, "reward": self.reward, "error": error})
 
     @property
     def has_failed(self) -> bool:

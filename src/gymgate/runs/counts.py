@@ -12,8 +12,8 @@ from gymgate.rollouts.outcome import Reason
 
 OVERALL = "all"
 """The environment of a row over all environments."""
-NOT_SCORED: tuple[Reason, ...] = ("failed", "masked", "unscored", "truncated")
-"""Outcomes with a column each where there are any; of these only truncated rollouts are in the mean."""
+NOT_SCORED: tuple[Reason, ...] = ("failed", "masked", "unscored", "truncated", "overflowed")
+"""Outcomes with a column each where there are any; of these only truncated and overflowed rollouts are in the mean."""
 _MOST_CAUSES = 1000
 """Distinct messages that are counted; later ones count as one."""
 _LONGEST_CAUSE = 300
@@ -90,5 +90,6 @@ class RolloutCounts:
             "masked": self.outcomes["masked"],
             "unscored": self.outcomes["unscored"],
             "truncated": self.outcomes["truncated"],
+            "overflowed": self.outcomes["overflowed"],
             "failed": self.failed,
         }

@@ -38,14 +38,24 @@ def settings_of(
     stack: StackConfig, policy: Policy, limits: RolloutLimits, sources: Sequence[str]
 ) -> dict[str, Any]:
     """The settings as JSON values, without the policy's key, headers and address."""
+    unused = None if isinstance(policy, HTTPEndpoint) else {"context_overflow"}
     return {
         "sources": [_source(source) for source in sources],
         "nemo_gym": stack.runtime.version,
         "environments": [_environment(environment) for environment in stack.environments],
         "judges": {name: _endpoint(endpoint) for name, endpoint in stack.models},
         "policy": _endpoint(policy),
-        "limits": limits.model_dump(),
+        "limits": limits.model_dump(exclude=unused),
     }
+
+
+def context_overflow_of(settings: Mapping[str, Any]) -> str | None:
+    """Return a run's `context_overflow`; `None` if it has no endpoint. Runs from before there was a choice refused."""
+    limits, policy = settings.get("limits"), settings.get("policy")
+    is_endpoint = isinstance(policy, Mapping) and policy.get("type") == "http"
+    return (
+        str(limits.get("context_overflow", "refuse")) if isinstance(limits, Mapping) and is_endpoint else None
+    )
 
 
 def extent_of(plan: RolloutPlan) -> dict[str, Any]:

@@ -146,6 +146,7 @@ class BalancedBackend:
 
     dialect: Dialect
     model: str | None
+    is_endpoint = True
 
     def __init__(self, endpoint: HTTPEndpoint, pool: ReplicaPool, *, rate_limit_s: float = math.inf) -> None:
         self.dialect = endpoint.dialect

@@ -22,8 +22,6 @@ from gymgate.gateway.dialects.reading import fault_of, part_of, without
 _PATHS = {"chat": "chat/completions", "responses": "responses"}
 _SAME_MEANING = ({"max_tokens", "max_completion_tokens"},)
 """Body fields of which servers accept only one."""
-_SECRET = 8
-"""Characters of a header's value that may be a secret."""
 
 
 class HTTPBackend:
@@ -35,6 +33,7 @@ class HTTPBackend:
 
     dialect: Dialect
     model: str | None
+    is_endpoint = True
 
     def __init__(self, endpoint: HTTPEndpoint, client: HTTPClient, *, rate_limit_s: float = math.inf) -> None:
         endpoint = endpoint.resolved()
@@ -113,10 +112,9 @@ class HTTPBackend:
 
 
 def _secrets(endpoint: HTTPEndpoint) -> list[str]:
-    """The values that no message may hold. Short ones are words that messages need."""
-    values = [value.get_secret_value() for _, value in endpoint.headers]
-    key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else ""
-    return [value for value in (key, *(value for value in values if len(value) >= _SECRET)) if value]
+    """The values that no message may hold."""
+    values = (value for _, value in endpoint.headers)
+    return [value.get_secret_value() for value in (endpoint.api_key, *values) if value is not None]
 
 
 def request_headers(endpoint: HTTPEndpoint) -> CIMultiDict[str]:

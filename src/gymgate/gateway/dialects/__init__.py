@@ -5,9 +5,9 @@ Where both speak the same, bodies pass unchanged. A translation keeps everything
 Anything else raises `ConfigError` (a request) or `PolicyError` (an answer), which names it.
 """
 
-from gymgate.gateway.dialects.answers import with_text_ids
+from gymgate.gateway.dialects.answers import overflow_answer, with_text_ids
 from gymgate.gateway.dialects.memory import ConversationMemory
-from gymgate.gateway.dialects.streams import encode_stream
+from gymgate.gateway.dialects.streams import encode_stream, error_event
 from gymgate.gateway.dialects.translate import error_body, translate_answer, translate_request
 from gymgate.gateway.dialects.usage import (
     TokenData,
@@ -21,7 +21,9 @@ __all__ = [
     "TokenData",
     "encode_stream",
     "error_body",
+    "error_event",
     "finish_reason_of",
+    "overflow_answer",
     "token_data_of",
     "translate_answer",
     "translate_request",

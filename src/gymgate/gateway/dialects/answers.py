@@ -28,10 +28,31 @@ from gymgate.rollouts.record import Usage
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use"}
-_ECHOED = (
-    *("background", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt", "service_tier"),
-    *("text", "top_logprobs", "truncation", "user", "prompt_cache_key", "safety_identifier", "store"),
-)
+_SIGNATURE = "Z3ltZ2F0ZQ=="
+"""Clients drop a thinking block whose signature is empty, or send it back as the user's text. Nothing reads it."""
+_DEFAULTS: Mapping[str, Any] = {
+    "background": False,
+    "frequency_penalty": 0,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "model": None,
+    "parallel_tool_calls": True,
+    "presence_penalty": 0,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": False,
+    "temperature": 1,
+    "tool_choice": "auto",
+    "top_logprobs": 0,
+    "top_p": 1,
+    "truncation": "disabled",
+}
+"""Parameters of a request that a Responses object repeats, with the API's value where the request has none."""
+_ECHOED = ("prompt", "user")
+"""Parameters that it repeats if the request has them."""
 
 
 class AnswerContent(NamedTuple):
@@ -75,6 +96,18 @@ def _with_text_ids(part: Any) -> Any:
     return {**part, **numbered} if numbered else part
 
 
+def overflow_answer(model: str | None) -> Json:
+    """Make the chat answer to a request that exceeds the model's context, as NeMo Gym's vLLM model server does."""
+    message = {"role": "assistant", "content": None}
+    return {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model or "",
+        "choices": [{"index": 0, "message": message, "finish_reason": "length"}],
+    }
+
+
 def with_call_ids(answer: Json) -> Json:
     """Return a chat answer whose message is an assistant's and has an id on every call; the same object if it is so."""
     choice, message = answer["choices"][0], answer["choices"][0]["message"]
@@ -114,33 +147,46 @@ def chat_answer_to_responses(answer: Json, content: AnswerContent, usage: Usage,
         "created_at": _seconds(answer.get("created")),
         "status": status,
         "incomplete_details": {"reason": reason} if reason else None,
+        "completed_at": None if reason else int(time.time()),
         "model": answer.get("model") or request.get("model") or "",
-        "reasoning": request.get("reasoning"),
         "usage": usage_for_responses(usage, answer.get("usage")),
-        **{name: request[name] for name in _ECHOED if request.get(name) is not None},
     }
 
 
 def response_object(output: list[Json], request: Mapping[str, Any]) -> Json:
-    """Make a completed Responses object with every field that clients require, the request's parameters included."""
+    """Make a completed Responses object with every field that the Open Responses specification requires.
+
+    The request's parameters are among them, with every field that the specification requires in tools and formats.
+    """
+    reasoning = request.get("reasoning")
     return {
+        **{name: _or(request.get(name), default) for name, default in _DEFAULTS.items()},
+        **{name: request[name] for name in _ECHOED if request.get(name) is not None},
         "id": new_id("resp"),
         "object": "response",
         "created_at": 0,
-        "model": request.get("model"),
+        "completed_at": None,
         "status": "completed",
         "error": None,
         "incomplete_details": None,
-        "instructions": request.get("instructions"),
         "metadata": request.get("metadata") or {},
         "output": output,
-        "parallel_tool_calls": _or(request.get("parallel_tool_calls"), True),
-        "temperature": request.get("temperature"),
-        "tool_choice": _or(request.get("tool_choice"), "auto"),
-        "tools": request.get("tools") or [],
-        "top_p": request.get("top_p"),
+        "reasoning": {"effort": None, "summary": None, **reasoning} if reasoning else None,
+        "text": _echoed_text(request.get("text") or {}),
+        "tools": [_echoed_tool(tool) for tool in request.get("tools") or []],
         "usage": None,
     }
+
+
+def _echoed_tool(tool: Json) -> Json:
+    required = {"description": None, "parameters": None, "strict": None}
+    return {**required, **tool} if tool.get("type") == "function" else tool
+
+
+def _echoed_text(text: Json) -> Json:
+    shape = text.get("format") or {"type": "text"}
+    required = {"description": None, "strict": False} if shape.get("type") == "json_schema" else {}
+    return {**text, "format": {**required, **shape}}
 
 
 def _seconds(moment: Any) -> int:
@@ -302,7 +348,7 @@ def _stop_reason(content: AnswerContent) -> str:
 def _blocks(content: AnswerContent) -> list[Json]:
     """Blocks for thinking, text and calls; an empty answer is one empty text."""
     blocks: list[Json] = [
-        {"type": "thinking", "thinking": text, "signature": ""} for text in content.reasoning
+        {"type": "thinking", "thinking": text, "signature": _SIGNATURE} for text in content.reasoning
     ]
     if (text := content.text + content.refusal) or not content.tool_calls:
         blocks.append({"type": "text", "text": text})

@@ -70,7 +70,7 @@ def _items(messages: list[Json], memory: ConversationMemory) -> list[Json]:
             items.append(message)
         elif role == "assistant":
             run = memory.match("chat", "responses", [message_fingerprint(message)], 0)
-            items.extend(run.originals if run is not None else _assistant_items(message))
+            items.extend(run.originals if run is not None else assistant_items(message))
         elif role == "tool":
             items.append(_tool_output(message, custom_calls))
         elif role in ("user", "system", "developer"):
@@ -90,7 +90,8 @@ def _custom_call_ids(messages: list[Json]) -> set[Any]:
     }
 
 
-def _assistant_items(message: Json) -> list[Json]:
+def assistant_items(message: Json) -> list[Json]:
+    """Return the Responses items of an assistant's chat message: reasoning, message, calls."""
     items: list[Json] = []
     reasoning, _ = message_reasoning(message)
     if reasoning:

@@ -53,6 +53,7 @@ class ConversationMemory:
         self._by_start: dict[tuple[Dialect, Dialect, Content], dict[int, dict[tuple[Content, ...], Run]]] = {}
         """By first content and length, so that a look-up costs a hash per length that occurs."""
         self._by_id: dict[tuple[Dialect, Dialect, str], Run] = {}
+        self._items: dict[str, Json] = {}
         self._style: ReasoningStyle | None = None
 
     @property
@@ -66,6 +67,14 @@ class ConversationMemory:
         """Keep the first style seen, or assumed."""
         if self._style is None:
             self._style = style
+
+    def keep_items(self, items: Sequence[Json]) -> None:
+        """Keep the Responses items that the agent got, which it may refer to by id."""
+        self._items.update((item["id"], item) for item in items if isinstance(item.get("id"), str))
+
+    def item(self, item_id: object) -> Json | None:
+        """Return the item that the agent got with this id."""
+        return self._items.get(item_id) if isinstance(item_id, str) else None
 
     def record(
         self,

@@ -32,7 +32,7 @@ def messages_to_chat(body: Json, memory: ConversationMemory, endpoint: Dialect) 
     shared = {name: value for name, value in body.items() if value is not None and name not in _HANDLED}
     messages = mappings(field(body, "messages", "the messages request"), "messages")
     history = [*_system(body.get("system")), *_history(messages, memory, endpoint)]
-    return {**shared, "messages": history, **_settings(body), **_tools(body)}
+    return {**shared, "messages": history, **_settings(body), **_tools(body, endpoint)}
 
 
 def _system(system: Any) -> list[Json]:
@@ -58,8 +58,8 @@ def _settings(body: Json) -> Json:
     return settings
 
 
-def _tools(body: Json) -> Json:
-    tools = [_tool(tool) for tool in mappings(body.get("tools") or [], "tools")]
+def _tools(body: Json, endpoint: Dialect) -> Json:
+    tools = [_tool(tool, endpoint) for tool in mappings(body.get("tools") or [], "tools")]
     if not tools:
         return {}
     fields: Json = {"tools": tools}
@@ -71,7 +71,7 @@ def _tools(body: Json) -> Json:
     return fields
 
 
-def _tool(tool: Json) -> Json:
+def _tool(tool: Json, endpoint: Dialect) -> Json:
     if tool.get("type") not in (None, "custom"):
         raise ConfigError(
             f"tool of type {tool['type']!r} is Anthropic's own and has no chat-completions form; use custom tools"
@@ -80,7 +80,8 @@ def _tool(tool: Json) -> Json:
         "name": field(tool, "name", "a tool"),
         "description": tool.get("description"),
         "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
-        "strict": tool.get("strict"),
+        # Anthropic's default is off; a Responses endpoint's own default is on. NeMo Gym says so too.
+        "strict": tool.get("strict", False if endpoint == "responses" else None),
     }
     return {"type": "function", "function": without_none(function)}
 

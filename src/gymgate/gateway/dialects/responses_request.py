@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
 from gymgate.core.errors import ConfigError
-from gymgate.gateway.dialects.content import content_to_chat, said_in, set_reasoning
+from gymgate.gateway.dialects.chat_request import assistant_items
+from gymgate.gateway.dialects.content import content_to_chat, said_in, set_reasoning, text_and_refusal
 from gymgate.gateway.dialects.gym_metadata import apply_gym_metadata
 from gymgate.gateway.dialects.memory import ConversationMemory, item_fingerprint
 from gymgate.gateway.dialects.reading import Json, as_text, field, mappings
@@ -14,6 +15,8 @@ from gymgate.gateway.dialects.tools import choice_to_chat, format_to_chat, tool_
 
 _ASSISTANT_KINDS = ("reasoning", "function_call", "custom_tool_call")
 _OUTPUT_KINDS = ("function_call_output", "custom_tool_call_output")
+_CHAT_FIELDS = ("tool_calls", "refusal", "reasoning_content", "reasoning", "reasoning_details")
+"""Fields that only an assistant's chat message has. NeMo Gym takes such messages as input."""
 _INEXPRESSIBLE = {
     "previous_response_id": "send the whole conversation as input",
     "conversation": "send the whole conversation as input",
@@ -86,12 +89,29 @@ def _tools(body: Json) -> Json:
 
 
 def _messages(body: Json, memory: ConversationMemory) -> list[Json]:
-    instructions = body.get("instructions")
-    leading = [{"role": "system", "content": instructions}] if instructions else []
-    content = field(body, "input", "the Responses request")
+    content, instructions = field(body, "input", "the Responses request"), body.get("instructions")
     if isinstance(content, str):
-        return [*leading, {"role": "user", "content": content}]
-    return [*leading, *items_to_messages(mappings(content, "input"), memory)]
+        messages: list[Json] = [{"role": "user", "content": content}]
+    else:
+        messages = items_to_messages(mappings(content, "input"), memory)
+    return _with_instructions(as_text(instructions), messages) if instructions else messages
+
+
+def _with_instructions(instructions: str, messages: list[Json]) -> list[Json]:
+    """Put the instructions and the system messages that begin the input into one system message, as NeMo Gym does.
+
+    Many chat templates refuse a second one. A message with anything but text stays a message, so that nothing is lost.
+    """
+    leading = list(takewhile(_is_system_text, messages))
+    texts = [text_and_refusal(message["content"])[0] for message in leading]
+    return [{"role": "system", "content": "\n\n".join([instructions, *texts])}, *messages[len(leading) :]]
+
+
+def _is_system_text(message: Json) -> bool:
+    content = message["content"]
+    return message["role"] == "system" and (
+        isinstance(content, str) or all(part["type"] == "text" for part in content)
+    )
 
 
 def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Json]:
@@ -100,6 +120,7 @@ def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Jso
     Some agents put each tool's output right after its call: a recorded answer is found across outputs too, and is put
     before them, as it was.
     """
+    items = [part for item in items for part in _plain_items(item, memory)]
     spoken = [_is_assistant(item) for item in items]
     speech = [at for at, is_spoken in enumerate(spoken) if is_spoken]
     fingerprints = [item_fingerprint(items[at]) for at in speech]
@@ -124,6 +145,26 @@ def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Jso
     return messages
 
 
+def _plain_items(item: Json, memory: ConversationMemory) -> list[Json]:
+    """Resolve a reference to an item of an earlier answer, and split a message written as in chat-completions."""
+    kind, role = item.get("type"), item.get("role")
+    if kind == "item_reference" or ((kind, role) == (None, None) and item.get("id")):
+        if (remembered := memory.item(item.get("id"))) is None:
+            raise ConfigError(
+                f"input item_reference {item.get('id')!r} is no item of this conversation's answers; send the item itself"
+            )
+        return [remembered]
+    if kind not in (None, "message"):
+        return [item]
+    if role == "tool":
+        call_id = field(item, "tool_call_id", "a tool message")
+        return [{"type": "function_call_output", "call_id": call_id, "output": item.get("content")}]
+    if role == "assistant" and item.get("function_call"):
+        raise ConfigError("an assistant message with function_call; send tool_calls or function_call items")
+    is_chat = role == "assistant" and any(item.get(name) for name in _CHAT_FIELDS)
+    return assistant_items(item) if is_chat else [item]
+
+
 def _stretches(items: list[Json], spoken: list[bool]) -> list[int]:
     """Return for each item the number of its stretch; a stretch ends where the user speaks."""
     others = [
@@ -144,7 +185,7 @@ def _other_message(item: Json) -> Json:
         role = item.get("role")
         if role not in ("user", "system", "developer"):
             raise ConfigError(
-                f"input message with role {role!r}; roles are user, assistant, system, developer"
+                f"input message with role {role!r}; roles are user, assistant, system, developer, tool"
             )
         content = content_to_chat(item.get("content"), f"a {role} message")
         # Many chat templates refuse the role `developer`; chat endpoints that know it read `system` as the same.

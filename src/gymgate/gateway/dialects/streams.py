@@ -36,6 +36,18 @@ def encode_stream(answer: Json, dialect: Dialect, request: Json) -> Iterator[byt
         raise PolicyError(message) from error
 
 
+def error_event(body: Json, dialect: Dialect) -> bytes:
+    """Return the event that ends a stream with an error; `body` is the one of an HTTP error answer (`error_body`).
+
+    In a Responses stream the fields of the error stand at the top. They stay under `error` too, where openai's client looks.
+    """
+    if dialect == "responses":
+        error = body["error"]
+        flat = {name: error[name] for name in ("code", "message", "param")}
+        body = {"type": "error", "sequence_number": 0, **flat, "error": error}
+    return _event(body, "error")
+
+
 def _event(data: Any, name: str | None = None) -> bytes:
     """The bytes of one server-sent event. `name` becomes one line of letters, whatever an endpoint put into it."""
     head = b"event: %s\n" % re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).encode() if name else b""
@@ -89,6 +101,7 @@ def _responses_events(answer: Json) -> Iterator[bytes]:
 
 def _events(answer: Json) -> _Events:
     begun = {**answer, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    begun |= {"completed_at": None} if "completed_at" in answer else {}
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}
     for index, item in enumerate(answer.get("output") or []):

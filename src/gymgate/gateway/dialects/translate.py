@@ -93,6 +93,8 @@ def translate_answer(
             raise ConfigError(f"an endpoint that speaks {source} cannot answer a {target} request")
         if memory is not None:
             memory.record(target, source, fingerprints_of_answer(translated, target), originals)
+            if target == "responses":
+                memory.keep_items(translated["output"])
     except GymgateError:
         raise
     except _UNEXPECTED as error:
@@ -101,10 +103,15 @@ def translate_answer(
     return translated
 
 
-def error_body(dialect: Dialect, status: int, message: str) -> Json:
-    """Make the body of an error answer, of the type that the dialect's API has for the status."""
+def error_body(
+    dialect: Dialect, status: int, message: str, *, code: str | None = None, param: str | None = None
+) -> Json:
+    """Make the body of an error answer, of the type that the dialect's API has for the status.
+
+    Anthropic's has no `code` and `param`.
+    """
     kind = "invalid_request_error" if status < 500 else "api_error"
     if dialect == "messages":
         return {"type": "error", "error": {"type": _ANTHROPIC_KINDS.get(status, kind), "message": message}}
     kind = _ERROR_KINDS.get(status, kind)
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

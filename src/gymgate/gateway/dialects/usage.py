@@ -64,17 +64,22 @@ def with_usage_details(answer: Json, counts: Usage) -> Json:
 def usage_for_responses(counts: Usage, usage: Any) -> Json | None:
     """Return the usage of a Responses object; `None` if the endpoint's answer has no `usage`.
 
-    No count is absent: an unknown detail is 0, which nemo-gym 0.4.0 insists on.
+    No count is absent: `openai`'s types require integers, so an unknown detail is 0 here. The record keeps it as `None`.
     """
     if not isinstance(usage, dict):
         return None
     read, written = counts.input_tokens or 0, counts.output_tokens or 0
-    cached, reasoning = counts.cached_tokens or 0, counts.reasoning_tokens or 0
+    known = part_of(usage, "input_tokens_details")
+    cache = {
+        "cached_tokens": counts.cached_tokens or 0,
+        "cache_write_tokens": _count(known.get("cache_write_tokens")) or 0,
+    }
+    reasoning = {"reasoning_tokens": counts.reasoning_tokens or 0}
     return {
         "input_tokens": read,
-        "input_tokens_details": {**part_of(usage, "input_tokens_details"), "cached_tokens": cached},
+        "input_tokens_details": {**known, **cache},
         "output_tokens": written,
-        "output_tokens_details": {**part_of(usage, "output_tokens_details"), "reasoning_tokens": reasoning},
+        "output_tokens_details": {**part_of(usage, "output_tokens_details"), **reasoning},
         "total_tokens": _or_sum(usage, read, written),
     }
 

@@ -20,6 +20,7 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response
 
 from gymgate.core.errors import PolicyError
+from gymgate.core.json_server import CONTEXT_OVERFLOW
 
 Item = dict[str, Any]
 _NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -51,7 +52,7 @@ class InspectPolicy:
             raise PolicyError("the sample has ended") from None
         answer = await task
         if answer is None:
-            raise PolicyError(_OVERFLOW, status_code=400, retryable=False)
+            raise PolicyError(_OVERFLOW, status_code=400, retryable=False, code=CONTEXT_OVERFLOW)
         return answer
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -216,4 +216,4 @@ def _outcome(rollout: Rollout) -> Outcome:
     outcome = outcome_of(rollout)
     if _reward(rollout) is None:
         return "masked" if outcome.reason == "masked" else "error"
-    return "truncated" if outcome.reason == "truncated" else "number"
+    return "truncated" if outcome.reason in ("truncated", "overflowed") else "number"
