@@ -91,6 +91,12 @@ def failure_line(rollout: CollectedRollout, *, final: bool) -> bytes:
     return codec.dumps(value) + b"\n"
 
 
+def failed_attempt(value: Mapping[str, Any]) -> CollectedRollout:
+    """Return the rollout in a parsed line of `failure_line`."""
+    timing = {"total_s": value.get("seconds", 0.0)}
+    return CollectedRollout.model_validate({"id": "", "status": "failed", "timing": timing, **value})
+
+
 def _short(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return calls without the fields that say nothing."""
     return [{name: value for name, value in call.items() if value not in (None, {})} for call in calls]
