@@ -237,7 +237,8 @@ class EnvironmentConfig(EnvironmentSettings):
     """Config of the environment by name (file stem); `None`: its default one. Several are combined in order, and may also be
     YAML files: your own by path, or the release's (`responses_api_agents/x/configs/x.yaml`)."""
     overrides: Settings = ()
-    """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`)."""
+    """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`). A key that nothing
+    reads is refused when the stack starts; a `+` before it sets it all the same."""
     scores_without_policy: bool = False
     """Whether a rollout without a single policy call may be scored. By default it fails, because its agent broke down first.
     Set it for an agent that answers by itself (rescoring of stored answers, a reference solution)."""

@@ -53,6 +53,7 @@ from gymgate.stack.children import Child
 from gymgate.stack.containers import Containers
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
+from gymgate.stack.overrides import refuse_unknown
 from gymgate.stack.plan import EnvironmentPlan, require_sandboxes
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
@@ -323,6 +324,7 @@ class RunningEnvironment:
 
         def read() -> EnvironmentPlan:
             roots = component_roots(self._config_files, stack.config.component_roots, site)
+            refuse_unknown(self.name, answer["added"], config, roots)
             plan = EnvironmentPlan.read(self.spec, stack.config, self._runtime.version, config, roots)
             require_sandboxes(plan, site)
             return plan
