@@ -174,7 +174,8 @@ def make_collection(
     else:
         log(REPLAYING)
     if stack.here:
-        ask_judges(dict(stack.models), spec.wait_for_policy_s or 0, log)
+        judges = ask_judges(dict(stack.models), spec.wait_for_policy_s or 0, log)
+        stack = stack.model_copy(update={"models": tuple(sorted(judges.items()))})
     catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
     found = [catalog.find(each.name, each.config) for each in stack.environments]
     require_needs(stack, found, replayed=not isinstance(policy, HTTPEndpoint))
