@@ -94,7 +94,7 @@ class FoundDaemons:
     """How many daemons of other users were seen."""
 
     def only(self) -> DaemonProcess | None:
-        """Return the only stack of this cache; `None` if none runs. Raises `ConfigError` if several do, or only some of other caches."""
+        """Return this cache's stack; `None` if no stack runs. Raises `ConfigError` for several, and if all are other caches'."""
         cache = cache_dir().absolute()
         own = [daemon for daemon in self.here if daemon.command.cache == cache]
         if len(own) > 1:
