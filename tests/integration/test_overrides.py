@@ -14,11 +14,11 @@ import gymgate
 from gymgate import ensure_runtime
 from gymgate.core.config import EnvironmentConfig
 from gymgate.core.errors import ConfigError
-from gymgate.gym.by_name import load_catalog
+from gymgate.gym import overrides
 from gymgate.gym.catalog.parse import ConfigReader
 from gymgate.gym.inside.resolve import AGENTS, RESOURCES, Node, ServerInstance, servers_of, unknown_part
-from gymgate.stack import overrides
-from gymgate.stack.overrides import refuse_unknown
+from gymgate.gym.overrides import refuse_unknown
+from gymgate.gym.runtime import open_catalog
 from support.stacks import runtime, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
@@ -150,7 +150,7 @@ def test_documented_settings_are_taken() -> None:
     """Each in the first packaged config that has its server."""
     texts = [path.read_text() for path in (*DOCS.rglob("*.md"), *EXAMPLES.rglob("*.md"))]
     keys = {key for text in texts for key in re.findall(r"--set ([\w.]+)=", text)}
-    catalog, root = load_catalog(runtime()), site("0.7.0")
+    catalog, root = open_catalog(runtime()), site("0.7.0")
     reader = ConfigReader([root])
     configs = [config for each in (*catalog.environments(), *catalog.agents()) for config in each.configs]
     tried = 0

@@ -45,7 +45,7 @@ from gymgate.cli.progress import Show, showing_progress
 from gymgate.cli.run_spec import make_collection, refuse_missing, spec_of
 from gymgate.core.config import RayCluster
 from gymgate.core.errors import ConfigError, GymgateError
-from gymgate.gym.by_name import load_catalog
+from gymgate.gym.runtime import open_catalog
 from gymgate.results.spans import RolloutTracer
 from gymgate.results.tracking import RunTracking
 from gymgate.runs.aggregate import read_runs
@@ -236,9 +236,7 @@ def command(
     with showing_run() as (show, progress_log), tracing as tracer:
         spec = spec_of(context, endpoint, progress_log)
         if dry_run:
-            catalog = load_catalog(
-                spec.stack.runtime, roots=spec.stack.component_roots, progress=progress_log
-            )
+            catalog = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=progress_log)
             refuse_missing(spec.stack.environments, spec.data, catalog)
             print_json(spec.document())
             return

@@ -237,7 +237,7 @@ def missing_in_line(context: click.Context, log: Log, *, files: bool) -> None:
     names, rows_file = _split_arguments(values["arguments"], values["named"], None)
     environments = names or _table(file, "stack").get("environments") or ()
     configs = _environments([], environments, values, {})
-    catalog = load_catalog(RuntimeConfig.model_validate(runtime_of(context, file)), progress=log)
+    catalog = open_catalog(RuntimeConfig.model_validate(runtime_of(context, file)), progress=log)
     refuse_missing(configs, rows_file or data, catalog, files=files)
 
 

@@ -81,6 +81,8 @@ class Collection:
         """
         for error in self.plan.invalid:
             self.log(f"left out: {error}")
+        for warning in self.plan.warnings:
+            self.log(f"warning: {warning}")
         async with contextlib.AsyncExitStack() as exits:
             directory = self._open(exits)
             finished_before = _Finished(directory, self.rerun_failed)

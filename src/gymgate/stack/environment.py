@@ -40,6 +40,7 @@ from gymgate.gym.catalog.sandboxes import LOCAL, choose_provider, sandbox_block
 from gymgate.gym.gym_config import checked_config, parse_order
 from gymgate.gym.inside.resolve import Node, ServerInstance, provider_in
 from gymgate.gym.needs import TELEMETRY, WITHOUT_TELEMETRY
+from gymgate.gym.overrides import refuse_unknown
 from gymgate.gym.runtime import Runtime, npm
 from gymgate.gym.runtime.cache import gym_cache
 from gymgate.gym.runtime.command import Progress
@@ -53,7 +54,6 @@ from gymgate.stack.children import Child
 from gymgate.stack.containers import Containers
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.overrides import refuse_unknown
 from gymgate.stack.plan import EnvironmentPlan, require_sandboxes
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
