@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from inspect_ai.event import ModelEvent
+from inspect_ai.event import LoggerEvent, ModelEvent
 from inspect_ai.model import ChatMessageAssistant, ChatMessageTool
 
 import gymgate
@@ -87,6 +87,16 @@ async def test_rows_are_samples_with_gyms_rewards_and_inspects_model(
     assert "<think>" not in json.dumps(items)
     reasoning = [item["summary"][0]["text"] for item in items if item["type"] == "reasoning"]
     assert reasoning == ["first one", "then two", "now look", "done"]
+
+
+async def test_no_samples_time_has_the_start_of_the_stack(tmp_path: Path, policy: ScriptedPolicy) -> None:
+    """The start logs its steps; what is logged within a sample's time is in the sample's events."""
+    words = ("--limit", "2", "--log-level", "info", "--log-level-transcript", "info")
+    log = await run(policy, tmp_path, *words)
+    for sample in samples_of(log):
+        steps = [event.message.message for event in sample.events if isinstance(event, LoggerEvent)]
+        assert not [step for step in steps if COUNTER in step]
+        assert score_of(sample).value is not None
 
 
 async def test_a_limit_ends_the_rollout_unscored(tmp_path: Path, policy: ScriptedPolicy) -> None:

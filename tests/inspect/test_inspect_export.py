@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import orjson
@@ -14,7 +18,8 @@ from inspect_ai.model import ChatMessageAssistant
 
 from gymgate.cli.export import command
 from gymgate.core.errors import ConfigError
-from support.inspected import samples_of, score_of
+from support.inspected import INSPECT, samples_of, score_of
+from support.scripted import ScriptedPolicy
 
 EARLIER = Path(__file__).parents[1] / "unit" / "earlier_run"
 
@@ -43,7 +48,9 @@ def test_a_run_is_a_log_with_conversations_scores_and_errors(run: Path, tmp_path
     (result,) = log.results.scores
     assert (result.name, result.scored_samples) == ("reward", 4)
     assert result.metrics["mean"].value == 0.75
-    assert log.eval.model == "replay"
+    assert log.eval.model == "none/replay"
+    arguments = {"env": "example_single_tool_call", "gym": "0.7.0", "data": f"{run.parent}/rows.jsonl"}
+    assert log.eval.task_args_passed == arguments
     samples = {sample.metadata["nemo_gym"]["line"]: sample for sample in samples_of(log)}
     assert [score_of(samples[line]).value for line in (1, 2, 3, 5)] == [1.0, 1.0, 1.0, 0.0]
     assert samples[4].error is not None
@@ -127,3 +134,66 @@ def test_a_sum_of_tokens_is_of_all_calls_or_none(run: Path, tmp_path: Path) -> N
     totals = [[usage.total_tokens for usage in sample.model_usage.values()] for sample in samples_of(log)]
     assert sorted(total for total in totals) == [[], [], [110], [110], [110]]
     assert log.stats.model_usage == {}
+
+
+def inspect(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [INSPECT, *words, "--display", "plain"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("ending", ["eval", "json"])
+def test_an_exported_log_can_be_scored_again(run: Path, tmp_path: Path, ending: str) -> None:
+    log, scored = str(tmp_path / f"run.{ending}"), str(tmp_path / f"scored.{ending}")
+    export(run, Path(log))
+    words = ("score", log, "--scorer", "gymgate/reward", "--action", "overwrite", "--output-file", scored)
+    done = inspect(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    again = read_eval_log(scored)
+    assert again.results is not None
+    assert again.results.scores[0].metrics["mean"].value == 0.75
+
+
+@pytest.mark.gym
+async def test_what_failed_in_an_exported_run_is_tried_again(run: Path, tmp_path: Path) -> None:
+    """By its endpoint's model; its address and key are in no run, so Inspect's variables give them."""
+    description = run / "run.json"
+    described = json.loads(description.read_text())
+    described["settings"]["policy"] = {"type": "http", "model": "scripted", "dialect": "chat"}
+    rows = run.parent / "rows.jsonl"
+    lines = rows.read_text().splitlines(keepends=True)
+    rows.write_text("".join(line for line in lines if "nobody" not in line))
+    description.write_text(json.dumps(described))
+    first, *others = (run / "rollouts.jsonl").read_text().splitlines(keepends=True)
+    (run / "rollouts.jsonl").write_text("".join(others))
+    failure = json.loads((run / "failures.jsonl").read_text().splitlines()[-1])
+    failed = {
+        name: json.loads(first)[name] for name in ("row_key", "occurrence", "repeat", "seed", "task", "line")
+    }
+    (run / "failures.jsonl").write_text(json.dumps({**failure, **failed}) + "\n")
+    await asyncio.to_thread(export, run, tmp_path / "run.eval")
+    log = await asyncio.to_thread(read_eval_log, str(tmp_path / "run.eval"))
+    assert log.eval.model == "openai/scripted"
+    async with ScriptedPolicy().serving() as policy:
+        process = await asyncio.create_subprocess_exec(
+            *(INSPECT, "eval-retry", str(tmp_path / "run.eval"), "--log-dir", str(tmp_path / "logs")),
+            *("--display", "plain", "--no-fail-on-error"),
+            env={**os.environ, "OPENAI_API_KEY": "unused", "OPENAI_BASE_URL": policy.base_url},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        out, _ = await process.communicate()
+    assert process.returncode == 0, out.decode()
+    [retried] = (tmp_path / "logs").glob("*.eval")
+    again = await asyncio.to_thread(read_eval_log, str(retried))
+    assert {sample.id for sample in samples_of(again)} == {sample.id for sample in samples_of(log)}
+    kept = [sample for sample in samples_of(log) if sample.error is None]
+    assert len(kept) == 3
+    assert policy.calls["chat"] + policy.calls["responses"] > 0
+    by_id = {sample.id: sample for sample in samples_of(again)}
+    assert [by_id[sample.id].uuid for sample in kept] == [sample.uuid for sample in kept]

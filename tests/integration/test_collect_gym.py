@@ -327,6 +327,36 @@ async def test_rollouts_come_one_by_one_in_python(tmp_path: Path) -> None:
     assert [rollout.reward for rollout in rows] == [1.0, 1.0]
 
 
+async def test_what_failed_comes_too_once_with_its_error(tmp_path: Path) -> None:
+    """A policy that raises loses no rollout: now, and when the same call reads the run from its directory."""
+    calls, broken = Counter[str](), True
+
+    async def policy(body: dict[str, Any]) -> dict[str, Any]:
+        calls["all"] += 1
+        if broken:
+            raise gymgate.PolicyError("weights are gone", retryable=True)
+        return await _policy(body)
+
+    async def collected(**fields: Any) -> list[CollectedRollout]:
+        pace = gymgate.Pace(4, budgets={"policy": 1})
+        fields |= {"limit": 2, "pace": pace, "runtime": runtime(), "output": tmp_path / "run"}
+        return [rollout async for rollout in gymgate.collect(SIMPLE, policy=policy, **fields)]
+
+    for _ in range(2):
+        rollouts = await collected()
+        assert calls["all"] == 4
+        assert len({rollout.identity for rollout in rollouts}) == len(rollouts) == 2
+        for rollout in rollouts:
+            assert (rollout.status, rollout.reward, rollout.environment) == ("failed", None, SIMPLE)
+            assert rollout.error is not None
+            assert (rollout.error.type, rollout.attempt) == ("PolicyError", 2)
+            assert "weights are gone" in rollout.error.message
+    assert await collected(include_finished=False) == []
+    broken = False
+    assert [rollout.reward for rollout in await collected(rerun_failed=True)] == [1.0, 1.0]
+    assert [rollout.reward for rollout in await collected()] == [1.0, 1.0]
+
+
 async def _policy(body: dict[str, Any]) -> dict[str, Any]:
     """A chat policy: the weather tool first, then a text."""
     asked = any(message["role"] == "tool" for message in body["messages"])

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gymgate import ensure_runtime
 from gymgate.cli.init import TEMPLATE, write_environment
 from gymgate.core.config import SUPPORTED_NEMO_GYM
 from gymgate.core.errors import ConfigError
 from gymgate.gym.runtime import open_catalog
 from support.json_output import read_output
+from support.stacks import runtime
 from support.upstream import scripted_chat
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
@@ -66,6 +70,31 @@ def test_its_tests_pass(tmp_path: Path) -> None:
     write_environment("letters", tmp_path)
     done = run(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "resources_servers/letters")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("release", SUPPORTED_NEMO_GYM)
+def test_its_tests_pass_in_nemo_gyms_interpreter(release: str, tmp_path: Path) -> None:
+    """As `gym env test` runs them: pytest in the server's directory, the repository on the path, and no gymgate."""
+    write_environment("letters", tmp_path)
+    packages = tmp_path / "pytest"
+    packages.mkdir()
+    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"):
+        module = importlib.import_module(name)
+        path = Path(str(module.__file__))
+        path = path.parent if path.name == "__init__.py" else path
+        (packages / path.name).symlink_to(path)
+    python = ensure_runtime(runtime(release)).python
+    done = subprocess.run(
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path / "resources_servers" / "letters",
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{packages}"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed, 1 skipped" in done.stdout
 
 
 @pytest.mark.heavy

@@ -109,6 +109,23 @@ def test_concurrent_clients_have_sessions_of_their_own(counter: str) -> None:
         assert two.step({"type": "message", "content": "15"}).reward == 1.0
 
 
+def test_every_episode_has_an_id_and_a_message_needs_content(counter: str) -> None:
+    with client_of(counter) as client:
+        ids = set()
+        for _ in range(2):
+            client.reset(index=0)
+            ids.add(client.state()["episode_id"])
+        assert len(ids - {None, ""}) == 2
+        for count in (1, 2):
+            increment(client, count)
+        for empty in ({}, {"content": None}):
+            with pytest.raises(RuntimeError, match="content"):
+                client.step({"type": "message", **empty})
+        assert (client.state()["done"], client.state()["step_count"]) == (False, 2)
+        ended = client.step({"type": "message", "content": ""})
+        assert (ended.done, ended.reward) == (True, 1.0)  # the counter is right
+
+
 def test_a_reset_without_a_session_is_answered_and_holds_up_nobody(counter: str) -> None:
     """OpenEnv's server makes an environment for such a request and closes it in its event loop."""
     request = urllib.request.Request(f"{counter}/reset", b"{}", {"Content-Type": "application/json"})

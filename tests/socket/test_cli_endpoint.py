@@ -16,7 +16,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gymgate.cli import cli
+from gymgate.cli.environments import parse_judges
+from gymgate.cli.eval import Line, check_policy, with_judges
+from gymgate.cli.policies import ask_judges
+from gymgate.core.config import HTTPEndpoint
 from gymgate.core.errors import ConfigError, GymgateError, PolicyError
+from gymgate.integrations.eval_options import EvalOptions
+from gymgate.integrations.verifiers.evaluation import parse_settings, taskset_of
 
 COMMANDS = {
     "run": ("run", "mcqa", "-n", "1", "-o", "{tmp}/run"),
@@ -220,3 +226,28 @@ def test_a_judge_is_asked_before_the_start_too(command: str, tmp_path: Path) -> 
     assert isinstance(gone, PolicyError)
     assert "'grader'" in str(gone)
     assert hosted.url in str(gone)
+
+
+@pytest.mark.parametrize(("models", "sent"), [(("m",), "m"), (("m", "n"), None)])
+def test_a_judge_gets_the_only_model_that_its_endpoint_serves(
+    models: tuple[str, ...], sent: str | None
+) -> None:
+    with serving(Hosted(models=models, key=None)) as hosted:
+        judges = parse_judges([f"grader={hosted.url}", f"named=unlisted@{hosted.url}", "other=policy"])
+        asked = ask_judges(judges, 0, lambda line: None)
+    assert asked == judges | {"grader": HTTPEndpoint(base_url=hosted.url, model=sent)}
+
+
+def test_an_eval_sends_a_judges_only_model_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gymgate.cli.eval.require_needs", lambda *args, **options: None)
+    monkeypatch.setattr(EvalOptions, "find_environments", lambda self, log: {})
+    with serving(Hosted(key=None)) as hosted:
+        options = EvalOptions(env="mcqa", models={"grader": hosted.url, "other": "policy"})
+        policy = check_policy(options, None, None, None)
+    line = with_judges(Line(["nemo-gym-env", "--env.taskset.models", "{}"], options), policy)
+    assert line.eval_options is not None
+    config = parse_settings(line.argv, 1)
+    for taskset in (line.eval_options, taskset_of(config)):
+        assert taskset is not None
+        [(_, grader), (_, other)] = taskset.run_spec().stack.models
+        assert (grader.model, grader.base_url, other) == ("m", hosted.url, "policy")

@@ -371,7 +371,7 @@ async def hangs(body: dict[str, Any]) -> dict[str, Any]:
 BAD = {
     "raises KeyError: 'weights'": (raises, 502, "raised KeyError: 'weights'"),
     "raises CancelledError": (cancels, 502, "raised CancelledError"),
-    "wrong type": (lambda body: "text", 502, "returned str where a dict was expected"),
+    "wrong type": (lambda body: 0.5, 502, "returned float"),
     "no choices": (lambda body: {"text": "hi"}, 502, "without 'choices' (it has text)"),
     "not JSON": (lambda body: chat_answer(x={1, 2}), 502, "JSON cannot hold"),
     "too slow": (hangs, 504, "gave no answer in 0.05 s"),

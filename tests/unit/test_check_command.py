@@ -73,7 +73,7 @@ def test_all_of_a_kind_of_a_release(
 def test_settings_endpoints_and_limits_reach_the_job(
     asked: list[CheckRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymgate.cli.check.ask_judges", lambda judges, wait_s, log: None)
+    monkeypatch.setattr("gymgate.cli.check.ask_judges", lambda judges, wait_s, log: judges)
     (tmp_path / "more.yaml").write_text("a: {b: 2}")
     settings = ("--set", "x.y=1", "--set", f"@{tmp_path}/more.yaml", "--env-var", "HOME")
     limits = ("--start-timeout", "1", "--timeout", "2", "--environment-timeout", "3", "--memory", "4")

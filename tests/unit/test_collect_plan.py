@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
-from gymgate.core.errors import ConfigError, DataError
+from gymgate.core.errors import ConfigError, DataError, PolicyError
+from gymgate.gym.records import answer_fields
 from gymgate.gym.rows import RowSource, open_rows
 from gymgate.rollouts.row import make_row
 from gymgate.runs.plan import SEED_STRIDE, Identity, IdentitySet, RolloutPlan, Shard, parse_seeds, parse_shard
 from gymgate.runs.run import Collection
 from gymgate.runs.settings import differences, settings_of
+
+STACK = StackConfig(environments=("mcqa",))
 
 
 def row(number: int) -> dict[str, Any]:
@@ -218,3 +221,35 @@ def test_wrong_shards(text: str) -> None:
 def test_a_shard() -> None:
     assert parse_shard("4/4") == Shard(4, 4)
     assert parse_shard("4/4").directory == "shard-4-of-4"
+
+
+@pytest.mark.parametrize(
+    ("environment", "answers", "warned"),
+    [
+        ("mcqa", [{"expected_answer": "A"}, {}, {"expected_answer": None}, {"expected_answer": ""}], 3),
+        ("mcqa", [{"expected_answer": "A"}, {"expected_answer": 0}, {"expected_answer": False}], 0),
+        ("nosuch", [{}], 0),
+        (None, [{}], 0),
+    ],
+)
+async def test_rows_without_the_answer_that_scoring_reads_are_warned_of_and_planned(
+    environment: str | None, answers: list[dict[str, Any]], warned: int
+) -> None:
+    rows = [make_row({**row(n), **answer}, "mine.jsonl", n) for n, answer in enumerate(answers, 1)]
+    plan = RolloutPlan([RowSource(rows, environment)])
+    assert plan.rows == len(answers)
+    assert len(plan.warnings) == bool(warned)
+    lines: list[str] = []
+    nowhere = HTTPEndpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    run = Collection(STACK, nowhere, plan, wait_for_policy_s=0, log=lines.append)
+    with pytest.raises(PolicyError):  # before anything starts
+        await run.run()
+    for line in lines[: len(plan.warnings)]:
+        for word in ("warning: ", f"{warned} of {len(answers)}", "'expected_answer'", "mine.jsonl:2"):
+            assert word in line
+
+
+def test_every_environment_with_a_paid_answer_is_known_by_one_field() -> None:
+    fields = answer_fields()
+    assert len(fields) > 40
+    assert fields["mcqa"] == "expected_answer"

@@ -128,3 +128,10 @@ def test_a_stack_of_another_machine_has_an_address(url: str) -> None:
     with pytest.raises(ValidationError, match="server"):
         StackConfig(environments=("mcqa",), server=url)
     assert StackConfig(environments=("mcqa",), server="gymgates://[::1]:7411").server is not None
+
+
+def test_one_environment_needs_no_list() -> None:
+    several = StackConfig(environments=("mcqa",))
+    assert StackConfig(environments="mcqa") == several  # type: ignore[arg-type]
+    assert StackConfig(environments=EnvironmentConfig(name="mcqa")) == several  # type: ignore[arg-type]
+    assert StackConfig(environments=["mcqa"]) == several  # type: ignore[arg-type]

@@ -38,7 +38,12 @@ def test_the_environment_has_its_name_everywhere(here: Path) -> None:
     written = files(here / "tool_use_2" / "resources_servers" / "tool_use_2")
     assert {*written} == {
         *("README.md", "app.py", "requirements.txt", "configs/tool_use_2.yaml"),
-        *("data/example.jsonl", "data/example_rollouts.jsonl", "tests/test_tool_use_2.py"),
+        *(
+            "data/example.jsonl",
+            "data/example_rollouts.jsonl",
+            "tests/test_tool_use_2.py",
+            "tests/test_app.py",
+        ),
     }
     assert not [name for name, text in written.items() if NAME in text or CLASS in text]
     classes = [node.name for node in ast.parse(written["app.py"]).body if isinstance(node, ast.ClassDef)]

@@ -10,10 +10,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gymgate.cli import cli
 from gymgate.cli.options import Option
 from gymgate.cli.run import command
 from gymgate.core.config import Config, StackConfig
-from gymgate.core.errors import ConfigError, OptionError
+from gymgate.core.errors import ConfigError, DataError, OptionError
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.runs.spec import RunSpec
@@ -156,3 +157,34 @@ def test_options_take_types_bounds_and_defaults_from_fields() -> None:
     assert isinstance(options["--routing"].type, click.Choice)
     assert options["--env-var"].multiple
     assert options["--bodies"].is_flag
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("nosuchenv", "nosuchenv"),
+        ("mcqa --config nosuch", "nosuch"),
+        ("mcqa --data nosuchdata", "nosuchdata"),
+        ("mcqa --data nosuch.jsonl", "nosuch.jsonl"),
+        ("nosuch.jsonl --env mcqa", "nosuch.jsonl"),
+        ("./nosuch/mine.yaml", "nosuch/mine.yaml"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "slurm"])
+def test_what_is_not_there_is_refused_before_a_dry_run_prints_anything(
+    command: str, words: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = ["slurm", "-o", "x", "--shards", "2", "--dry-run", "--"]
+    arguments = [*before, *words.split()] if command == "slurm" else ["run", *words.split(), "--dry-run"]
+    done = CliRunner().invoke(cli, arguments)
+    assert isinstance(done.exception, ConfigError | DataError)
+    assert value in str(done.exception)
+    assert done.stdout == ""
+
+
+def test_rows_that_another_job_makes_may_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = ["slurm", "-o", "x", "--shards", "2", "--sbatch", "dependency=afterok:7", "--dry-run", "--"]
+    assert CliRunner().invoke(cli, [*job, "mcqa", "--data", "later.jsonl"]).exit_code == 0
+    assert isinstance(CliRunner().invoke(cli, [*job, "nosuchenv"]).exception, ConfigError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gymgate.cli import cli, main
+from gymgate.core.config import cache_dir
 from gymgate.core.errors import ConfigError, OptionError
 from gymgate.stack import daemons, ending
 from gymgate.stack.daemons import DaemonProcess, DaemonReport, FoundDaemons
@@ -38,16 +40,22 @@ def show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Show:
     """Let commands find daemons with these reports."""
 
     def show(
-        *reports: DaemonReport, elsewhere: Sequence[Path] = (), of_other_users: int = 0
+        *reports: DaemonReport,
+        elsewhere: Sequence[Path] = (),
+        of_other_users: int = 0,
+        caches: Sequence[Path] = (),
     ) -> list[DaemonProcess]:
         shared = tmp_path / "shared"
         here = {
             DaemonProcess(
                 number,
                 number,
-                DaemonCommand(3, shared / f"{number}.sock", shared / str(number), os.getpid()),
+                DaemonCommand(3, shared / f"{number}.sock", shared / str(number), cache, os.getpid()),
             ): report
-            for number, report in enumerate(reports, start=5_000_000)  # beyond the kernel's numbers
+            for number, (report, cache) in enumerate(
+                itertools.zip_longest(reports, caches, fillvalue=cache_dir().absolute()),
+                start=5_000_000,  # beyond the kernel's numbers
+            )
         }
 
         async def ask(asked: Iterable[DaemonProcess]) -> dict[DaemonProcess, DaemonReport]:
@@ -122,6 +130,23 @@ def test_of_several_one_is_chosen_or_all(show: Show, ended: list[tuple[int, bool
     assert [pid for pid, _ in ended] == [second.pid, first.pid, second.pid]
 
 
+def test_a_stack_of_another_cache_is_taken_by_its_pid_only(
+    show: Show, ended: list[tuple[int, bool]], tmp_path: Path
+) -> None:
+    [other] = show(READY, caches=[tmp_path / "other"])
+    for command in ("logs", "stop"):
+        error = run(command).exception
+        assert isinstance(error, ConfigError)
+        for word in (str(other.pid), str(tmp_path / "other"), str(cache_dir())):
+            assert word in str(error)
+    assert ended == []
+    other, own = show(READY, READY, caches=[tmp_path / "other"])
+    assert run("stop").exit_code == 0
+    assert run("stop", str(other.pid)).exit_code == 0
+    assert run("stop", "--all").exit_code == 0
+    assert [pid for pid, _ in ended] == [own.pid, other.pid, other.pid, own.pid]
+
+
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
@@ -160,7 +185,7 @@ def test_a_stack_that_does_not_end_is_a_failure(show: Show, monkeypatch: pytest.
 
 
 def test_a_command_line_is_read_as_it_was_written() -> None:
-    command = DaemonCommand(5, Path("/a b/c.sock"), Path("/d"), 7)
+    command = DaemonCommand(5, Path("/a b/c.sock"), Path("/d"), Path("/c"), 7)
     assert DaemonCommand.read(command.words) == command
     for words in (
         [],

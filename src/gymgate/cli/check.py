@@ -233,7 +233,7 @@ def command(
     policy = policy_endpoint(endpoint, log) if has_model else None
     models = parse_judges(judges, judge_key_vars)
     if not rows_only:
-        ask_judges(models, endpoint.wait_for_policy or 0, log)
+        models = ask_judges(models, endpoint.wait_for_policy or 0, log)
     if logs is not None:
         writable_path(logs / "server.log")
     elif verbose:

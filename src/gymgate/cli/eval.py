@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlparse
 
@@ -138,6 +139,8 @@ def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: 
         policy = None
         if (eval_options := line.eval_options) is not None:
             policy = check_policy(eval_options, line.url, options["model"], options["api_key_var"])
+            line = with_judges(line, policy)
+            eval_options = line.eval_options or eval_options
             if eval_options.ray is None:
                 from gymgate.integrations.stacks import starting_early
 
@@ -154,7 +157,7 @@ def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: 
             policy = policy or check_policy(eval_options, **evaluation.policy_of(config))
             if policy.replayed:
                 policy = exits.enter_context(_replaying(eval_options, policy))
-        path = evaluation.complete(config, policy)
+        path = evaluation.complete(config, policy and policy[:3])
         return _evaluate(config, path, table, replayed=policy is not None and policy.replayed)
 
 
@@ -245,6 +248,8 @@ class Policy(NamedTuple):
     base_url: str
     key_variable: str
     model: str
+    judges: Mapping[str, Any] = MappingProxyType({})
+    """Settings of the judges whose model their endpoint told."""
 
     @property
     def replayed(self) -> bool:
@@ -283,10 +288,26 @@ def check_policy(
         policy = Policy(url, variable, str(endpoint.model))
     stack = eval_options.run_spec().stack
     if ask and stack.here:
-        ask_judges(dict(stack.models), 0, log)
+        asked = ask_judges(dict(stack.models), 0, log)
+        known = dict(stack.models)
+        judges = {
+            name: endpoint.model_dump(exclude_unset=True)
+            for name, endpoint in asked.items()
+            if isinstance(endpoint, HTTPEndpoint) and endpoint != known[name]
+        }
+        policy = policy._replace(judges=judges)
     environments = eval_options.find_environments(log)
     require_needs(stack, [*environments.values()], replayed=policy.replayed)
     return policy
+
+
+def with_judges(line: Line, policy: Policy) -> Line:
+    """Return a line with the models that `check_policy` learnt from judges' endpoints; of two flags verifiers takes the last."""
+    if line.eval_options is None or not policy.judges:
+        return line
+    models = {**line.eval_options.models, **policy.judges}
+    options = line.eval_options.model_copy(update={"models": models})
+    return line._replace(argv=[*line.argv, "--env.taskset.models", json.dumps(models)], eval_options=options)
 
 
 @contextlib.contextmanager

@@ -38,8 +38,9 @@ LOOK_S = 0.25
 def command(names: tuple[str, ...], follow: bool, lines: int | None) -> None:
     """Print the logs of a stack's servers.
 
-    STACK is the pid that `gymgate ps` shows; it can be left out while one stack runs. SERVER is the name of a log: a server's,
-    `daemon`, a fork server's, or `config`, NeMo Gym's parser. Without it all are printed, each line after the name of its log.
+    STACK is the pid that `gymgate ps` shows; it can be left out while one stack of this cache runs. SERVER is the name of a
+    log: a server's, `daemon`, a fork server's, or `config`, NeMo Gym's parser. Without it all are printed, each line after the
+    name of its log.
     A log keeps its last 2 to 8 MiB.
 
     \b
@@ -147,14 +148,12 @@ def _parse(names: tuple[str, ...]) -> tuple[int | None, str | None]:
 
 
 def _choose(pid: int | None) -> DaemonProcess:
-    """Return the stack with that pid, or the only one. Raises `ConfigError` if there is none, or several."""
+    """Return the stack with that pid, or the only one of this cache. Raises `ConfigError` if there is none, or several."""
     from gymgate.stack.daemons import find_daemons
 
     found = find_daemons()
     if pid is not None:
         return found.choose(pid)
-    if len(found.here) > 1:
-        raise ConfigError(f"several stacks run, choose one: {', '.join(map(str, found.here))}")
-    if not found.here:
+    if (daemon := found.only()) is None:
         raise ConfigError(NONE + found.describe_elsewhere("; "))
-    return found.here[0]
+    return daemon

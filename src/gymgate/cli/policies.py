@@ -69,11 +69,24 @@ def asked_endpoint(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpo
     return asyncio.run(_asked(endpoint.resolved(), wait_s, log))
 
 
-def ask_judges(judges: Mapping[str, JudgeEndpoint], wait_s: float, log: Log) -> None:
-    """Ask the endpoint of each judge. Raises as `asked_endpoint`, but a judge may name no model: the config has one."""
-    for name, endpoint in judges.items():
-        if isinstance(endpoint, HTTPEndpoint):
-            asyncio.run(_answers(endpoint.resolved(), wait_s, log, judge=name))
+def ask_judges(judges: Mapping[str, JudgeEndpoint], wait_s: float, log: Log) -> dict[str, JudgeEndpoint]:
+    """Ask the endpoint of each judge; return all with the model that an endpoint serves, if it is only one and none is given.
+
+    Raises as `asked_endpoint`, but an endpoint may serve several models: the environment may say which it wants.
+    """
+    return {
+        name: asyncio.run(_asked_judge(name, endpoint, wait_s, log))
+        if isinstance(endpoint, HTTPEndpoint)
+        else endpoint
+        for name, endpoint in judges.items()
+    }
+
+
+async def _asked_judge(name: str, endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
+    answers = await _answers(endpoint.resolved(), wait_s, log, judge=name)
+    models = {model for answer in answers.values() for model in _models_in(answer) or ()}
+    is_known = endpoint.model is not None or len(models) != 1
+    return endpoint if is_known else endpoint.model_copy(update={"model": models.pop()})
 
 
 async def _asked(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:

@@ -91,7 +91,9 @@ def command(
                 log(f"{stored}: {count} rollouts {what}")
         spec = _spec(context, run, named, log)
         if spec.stack.here:
-            ask_judges(dict(spec.stack.models), 0, log)
+            judges = ask_judges(dict(spec.stack.models), 0, log)
+            stack = spec.stack.model_copy(update={"models": tuple(sorted(judges.items()))})
+            spec = spec.model_copy(update={"stack": stack})
         catalog = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=log)
         found = [catalog.find(each.name, each.config) for each in spec.stack.environments]
         _refuse_code_of_run(

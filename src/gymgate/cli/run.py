@@ -42,9 +42,10 @@ from gymgate.cli.options import (
 )
 from gymgate.cli.output import Log, log, print_json
 from gymgate.cli.progress import Show, showing_progress
-from gymgate.cli.run_spec import make_collection, spec_of
+from gymgate.cli.run_spec import make_collection, refuse_missing, spec_of
 from gymgate.core.config import RayCluster, RolloutLimits
 from gymgate.core.errors import ConfigError, GymgateError
+from gymgate.gym.runtime import open_catalog
 from gymgate.results.spans import RolloutTracer
 from gymgate.results.tracking import RunTracking
 from gymgate.runs.costs import TokenUsage
@@ -234,6 +235,8 @@ def command(
     with showing_run() as (show, progress_log), tracing as tracer:
         spec = spec_of(context, endpoint, progress_log)
         if dry_run:
+            catalog = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=progress_log)
+            refuse_missing(spec.stack.environments, spec.data, catalog)
             print_json(spec.document())
             return
         if spec.stack.ray is not None:

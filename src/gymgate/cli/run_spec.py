@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ from gymgate.runs.run import Collection
 from gymgate.runs.spec import RunSpec, read_spec
 
 REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL calls a model"
+ROWS = (".jsonl", ".ndjson")
+"""Endings of the names of files with rows."""
 _AGENT_ROWS = 10_000
 """Rows of a file that are read for the agents they name."""
 
@@ -174,7 +177,8 @@ def make_collection(
     else:
         log(REPLAYING)
     if stack.here:
-        ask_judges(dict(stack.models), spec.wait_for_policy_s or 0, log)
+        judges = ask_judges(dict(stack.models), spec.wait_for_policy_s or 0, log)
+        stack = stack.model_copy(update={"models": tuple(sorted(judges.items()))})
     catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
     found = [catalog.find(each.name, each.config) for each in stack.environments]
     require_needs(stack, found, replayed=not isinstance(policy, HTTPEndpoint))
@@ -200,11 +204,48 @@ def make_collection(
     )
 
 
+def refuse_missing(
+    environments: Sequence[EnvironmentConfig], data: str | None, catalog: Catalog, *, files: bool = True
+) -> None:
+    """Raise `ConfigError` or `DataError` for an environment, config or rows that are not there, before a run is planned.
+
+    Nothing is installed for what the release's scan shows. Without `files`, a file of rows may come later.
+    """
+    for each in environments:
+        if ("/" in each.name or each.name.endswith((".yaml", ".yml"))) and Path(
+            each.name
+        ).expanduser().exists():
+            continue
+        configs = (each.config,) if isinstance(each.config, str) else each.config or ()
+        environment = catalog.look_up(each.name, configs)
+        if data is not None and not _is_rows_path(data):
+            environment.data_file(data)
+    is_file = data is not None and _is_rows_path(data) and not data.startswith("hf:")
+    if files and data is not None and is_file and not Path(data).expanduser().exists():
+        raise DataError(f"{data}: there is no such file", path=data)
+
+
+def _is_rows_path(data: str) -> bool:
+    return data.startswith("hf:") or os.sep in data or Path(data).expanduser().exists() or data.endswith(ROWS)
+
+
+def missing_in_line(context: click.Context, log: Log, *, files: bool) -> None:
+    """Raise as `refuse_missing` for a command line of `gymgate run` that runs elsewhere, with other variables and endpoints."""
+    values = context.params
+    file = read_spec(values["spec"]) if values["spec"] else {}
+    data = values["data"] if is_given(context, "data") else file.get("data", "example")
+    names, rows_file = _split_arguments(values["arguments"], values["named"], None)
+    environments = names or _table(file, "stack").get("environments") or ()
+    configs = _environments([], environments, values, {})
+    catalog = open_catalog(RuntimeConfig.model_validate(runtime_of(context, file)), progress=log)
+    refuse_missing(configs, rows_file or data, catalog, files=files)
+
+
 def _split_arguments(
     arguments: Sequence[str], named: Sequence[str], data: str | None
 ) -> tuple[list[str], str | None]:
     """Environments and file of rows of `ENV... | FILE [--env ENV...]`. Raises `ConfigError` for two sources of rows."""
-    files = [each for each in arguments if each.endswith((".jsonl", ".ndjson")) or each.startswith("hf:")]
+    files = [each for each in arguments if each.endswith(ROWS) or each.startswith("hf:")]
     environments = [*(each for each in arguments if each not in files), *named]
     if len(files) > 1:
         raise ConfigError(f"one file of rows at a time, not {len(files)}; put their lines into one file")

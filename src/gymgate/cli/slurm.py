@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from gymgate.cli.options import number_option
+from gymgate.cli.output import log
 from gymgate.cluster.servers import split_command
 from gymgate.cluster.slurm import SlurmJob, aggregate_script, array_script, submit_script
 from gymgate.core.errors import ConfigError
@@ -88,7 +89,7 @@ def command(
     """
     words = tuple(split_command("--serve", serve)) if serve else ()
     job = SlurmJob(
-        arguments=_checked(arguments),
+        arguments=_checked(arguments, files=not any(text.startswith("dependency=") for text in options)),
         output=output,
         seeds=parse_seeds(seeds) if seeds else None,
         options=_pairs(options),
@@ -114,12 +115,16 @@ def command(
     _submit(submit)
 
 
-def _checked(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Check the arguments of `gymgate run` now, so that an error does not occur in every task."""
-    from gymgate.cli.run import command as run_command
+def _checked(arguments: tuple[str, ...], *, files: bool) -> tuple[str, ...]:
+    """Check the arguments of `gymgate run` now, so that an error does not occur in every task.
 
-    with run_command.make_context("gymgate run", [*arguments, "-o", "x"]):
-        pass
+    Without `files`, the rows may come from a job that the array waits for.
+    """
+    from gymgate.cli.run import command as run_command
+    from gymgate.cli.run_spec import missing_in_line
+
+    with run_command.make_context("gymgate run", [*arguments, "-o", "x"]) as context:
+        missing_in_line(context, log, files=files)
     return arguments
 
 

@@ -8,17 +8,20 @@ import click
 
 from gymgate.cli.output import log
 from gymgate.cli.ps import NONE, command_text, log_hidden
-from gymgate.core.errors import ConfigError, OptionError
+from gymgate.core.errors import OptionError
 
 
 @click.command("stop")
 @click.argument("pids", nargs=-1, type=click.IntRange(min=1), metavar="[STACK]...")
-@click.option("--all", "everything", is_flag=True, help="Every stack of this user on this machine.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Every stack of this user on this machine, whatever its cache."
+)
 @click.option("--now", is_flag=True, help="Kill at once, without letting servers shut down.")
 def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
     """Stop stacks of this machine.
 
-    STACK is the pid that `gymgate ps` shows; it can be left out while one stack runs. Rollouts under way are not waited for:
+    STACK is the pid that `gymgate ps` shows; it can be left out while one stack of this cache runs (of this
+    GYMGATE_CACHE or home directory; `ps` lists all). Rollouts under way are not waited for:
     they fail with StackLostError, as if the daemon had died. Servers get a second to shut down; a stack that has not stopped
     after 10 s is killed. The program that uses a stack is not stopped. If it goes on with rollouts, it may start the stack
     again, so stop the program first.
@@ -29,9 +32,12 @@ def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
     if pids and everything:
         raise OptionError("--all stops every stack; leave out STACK or --all")
     found = find_daemons()
-    chosen = [found.choose(pid) for pid in dict.fromkeys(pids)] or [*found.here]
-    if len(chosen) > 1 and not (pids or everything):
-        raise ConfigError(f"several stacks run, choose one or --all: {', '.join(map(str, chosen))}")
+    if everything:
+        chosen = [*found.here]
+    elif pids:
+        chosen = [found.choose(pid) for pid in dict.fromkeys(pids)]
+    else:
+        chosen = [daemon] if (daemon := found.only()) is not None else []
     if not chosen:
         click.echo(NONE)
     described = {daemon: str(daemon) for daemon in chosen}  # its logs are removed with it

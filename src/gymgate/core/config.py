@@ -63,6 +63,10 @@ def short_for(field: str) -> BeforeValidator:
     return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)
 
 
+def _as_several(value: Any) -> Any:
+    return (value,) if isinstance(value, str | Mapping | EnvironmentConfig) else value
+
+
 def _frozen(value: Any) -> Any:
     """Return a JSON value with hashable containers; raises `ValueError` for a value that JSON cannot carry."""
     if isinstance(value, Mapping):
@@ -175,7 +179,7 @@ class CallableEndpoint(Config):
     name: str
     """Name under which the callable is registered on its connection."""
     dialect: Literal["responses", "chat"] = "chat"
-    """API of the request dict that it gets and of the response dict that it returns."""
+    """API of the request dict that it gets. It may answer in either, or with a string or a message."""
     timeout_s: float = Field(default=3600.0, gt=0)
     """Timeout of one call in seconds."""
 
@@ -233,7 +237,8 @@ class EnvironmentConfig(EnvironmentSettings):
     """Config of the environment by name (file stem); `None`: its default one. Several are combined in order, and may also be
     YAML files: your own by path, or the release's (`responses_api_agents/x/configs/x.yaml`)."""
     overrides: Settings = ()
-    """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`)."""
+    """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`). A key that nothing
+    reads is refused when the stack starts; a `+` before it sets it all the same."""
     scores_without_policy: bool = False
     """Whether a rollout without a single policy call may be scored. By default it fails, because its agent broke down first.
     Set it for an agent that answers by itself (rescoring of stored answers, a reference solution)."""
@@ -310,8 +315,10 @@ class StackSettings(Config):
 class StackConfig(StackSettings):
     """One stack: the servers of one or more environments and the gateway in front of their models."""
 
-    environments: tuple[Annotated[EnvironmentConfig, short_for("name")], ...] = Field(min_length=1)
-    """Names or `EnvironmentConfig`s."""
+    environments: Annotated[
+        tuple[Annotated[EnvironmentConfig, short_for("name")], ...], BeforeValidator(_as_several)
+    ] = Field(min_length=1)
+    """Names or `EnvironmentConfig`s, or only one."""
     runtime: RuntimeConfig = RuntimeConfig()
     models: Annotated[tuple[tuple[str, JudgeEndpoint], ...], BeforeValidator(_pairs)] = ()
     """Endpoint of each judge or user simulator that a config names, by instance name; `"*"` is for all others. `"policy"`

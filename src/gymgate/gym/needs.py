@@ -92,7 +92,8 @@ def telemetry_requirements(spec: EnvironmentConfig, files: Iterable[Path], versi
         block = config.get(TELEMETRY) if isinstance(config, dict) else None
         if isinstance(block, dict):
             enabled = block.get("enabled", enabled)
-    for key, value in spec.overrides:
+    for name, value in spec.overrides:
+        key = name.lstrip("+")
         if key == f"{TELEMETRY}.enabled":
             enabled = value
         elif key == TELEMETRY and isinstance(value, Mapping):

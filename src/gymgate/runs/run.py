@@ -119,6 +119,8 @@ class Collection:
         self._on_rollout, self._on_change = on_rollout, on_change
         for error in self.plan.invalid:
             self.log(f"left out: {error}")
+        for warning in self.plan.warnings:
+            self.log(f"warning: {warning}")
         async with contextlib.AsyncExitStack() as exits:
             done = self._open(exits)
             if on_open is not None:

@@ -13,7 +13,7 @@ from gymgate.gym.rows import RowSource, open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts.row import make_row
 from gymgate.runs.gym_rollouts import stored_attempts
-from gymgate.runs.layout import ROLLOUTS
+from gymgate.runs.layout import FAILURES, ROLLOUTS
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import PlannedIdentities, RolloutPlan, checked_shard
 from gymgate.runs.record import CollectedRollout, LineReader
@@ -24,7 +24,7 @@ from gymgate.stack import Policy
 
 
 async def collect(
-    environments: str | Sequence[str | EnvironmentConfig] | StackConfig,
+    environments: str | EnvironmentConfig | Sequence[str | EnvironmentConfig] | StackConfig,
     rows: str | Path | Iterable[Mapping[str, Any]] = "example",
     *,
     policy: Policy,
@@ -44,22 +44,28 @@ async def collect(
     tracer: Tracer | None = None,
     progress: Log = ignore,
 ) -> AsyncGenerator[CollectedRollout, None]:
-    """Yield the rollouts of rows x seeds x repeats, each as soon as it has finished.
+    """Yield the rollouts of rows x seeds x repeats, each as soon as it has finished or failed.
 
-    With `output`, a directory, each is appended to it first. After a kill, the same call yields what is there already
-    (unless `include_finished` is false) and then runs what is missing. Failed rollouts are retried within
-    `pace.budgets` and then left in `output`'s failures.jsonl.
+    A failed rollout is retried within `pace.budgets`. Its last attempt is yielded: `reward` is `None`, and `error` says why.
+    Others have no reward either if no number counts (`outcome_of` says which), so leave `None` out before you average.
+
+    With `output`, a directory, each is appended to it first. After a kill, the same call yields what is there already, failed
+    ones included (unless `include_finished` is false; `rerun_failed` runs failed ones again), and then runs what is missing.
 
     `rows` is a packaged file's name, a path, `hf:owner/name[:split]` or dicts; `limit` is how many of each source to
     take; `seeds` is a number of them or a list. `wait_for_policy_s` is how long the policy's endpoint may take to
     answer, at the start and after its failures: 0 asks it once, `None` never. `tracer`, e.g. a `RolloutTracer`, gets
-    what is run, failed rollouts included. `progress` gets messages.
+    what is run. `progress` gets messages.
 
     To stop early, close the generator: `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
     Raises `ConfigError` for an output that holds a run with other settings or that another process writes, before the
-    first rollout, and `DataError` if it cannot be written.
+    first rollout, `DataError` if it cannot be written, and the last error if `pace.failures_in_a_row` rollouts fail.
     """
-    stack = _stack_config(environments, runtime)
+    if isinstance(environments, StackConfig):
+        stack = environments
+    else:
+        chosen: Any = environments
+        stack = StackConfig(environments=chosen, runtime=runtime or RuntimeConfig())
     sources, names = await asyncio.to_thread(_sources, stack, rows, limit)
     pace = pace or Pace()
     plan = await asyncio.to_thread(
@@ -92,21 +98,24 @@ async def _rollouts_of(run: Collection, *, include_finished: bool) -> AsyncGener
     """A slow consumer holds the run up: at most `concurrency` results wait for it."""
     queue: asyncio.Queue[CollectedRollout | None] = asyncio.Queue(maxsize=run.pace.concurrency)
 
-    async def put(rollout: CollectedRollout) -> None:
-        if rollout.error is None:
-            await queue.put(rollout)
-
     async def put_finished() -> None:
         if not include_finished or run.directory is None:
             return
         planned = PlannedIdentities(run.plan.row_keys(), extent_of(run.plan))
+        stored = stored_attempts(LineReader(run.directory / FAILURES))
+        failed = {
+            attempt.identity: attempt for attempt in stored if attempt.final and attempt.identity in planned
+        }
         for attempt in stored_attempts(LineReader(run.directory / ROLLOUTS)):
+            failed.pop(attempt.identity, None)
             if attempt.identity in planned:
                 await queue.put(attempt.rollout())
+        for attempt in [] if run.rerun_failed else failed.values():
+            await queue.put(attempt.rollout())
 
     async def work() -> None:
         try:
-            await run.run(on_rollout=put, on_open=put_finished)
+            await run.run(on_rollout=queue.put, on_open=put_finished)
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -122,16 +131,6 @@ async def _rollouts_of(run: Collection, *, include_finished: bool) -> AsyncGener
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def _stack_config(
-    environments: str | Sequence[str | EnvironmentConfig] | StackConfig, runtime: RuntimeConfig | None
-) -> StackConfig:
-    if isinstance(environments, StackConfig):
-        return environments
-    several = [environments] if isinstance(environments, str) else list(environments)
-    configs = tuple(EnvironmentConfig(name=each) if isinstance(each, str) else each for each in several)
-    return StackConfig(environments=configs, runtime=runtime or RuntimeConfig())
 
 
 def _sources(

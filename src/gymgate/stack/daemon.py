@@ -1,6 +1,6 @@
 """The stack's daemon: one process per stack, outside the SDK's interpreter lock, forks and event loops.
 
-    python -m gymgate.stack.daemon LISTENING_FD SOCKET_PATH DIRECTORY STARTER_PID
+    python -m gymgate.stack.daemon LISTENING_FD SOCKET_PATH DIRECTORY CACHE STARTER_PID
 
 A connection is a lease, unless its first message says that it only observes. The first one that says hello brings the
 config of what is started. When the last lease is gone and `linger_s` has passed, everything stops and the process exits.
@@ -232,7 +232,7 @@ class Daemon:
 
 def main(argv: list[str]) -> None:
     """Serve on an inherited listening socket."""
-    fd, path, directory, starter = int(argv[0]), Path(argv[1]), Path(argv[2]), int(argv[3])
+    fd, path, directory, starter = int(argv[0]), Path(argv[1]), Path(argv[2]), int(argv[4])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     forkserver.prctl(forkserver.PR_SET_CHILD_SUBREAPER, 1)
     _without_core_files()

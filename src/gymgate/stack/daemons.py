@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
+from gymgate.core.config import cache_dir
 from gymgate.core.errors import ConfigError, GymgateError
 from gymgate.gym.inside.forkserver import arguments_of, descendants, proportional_bytes, stat
 from gymgate.gym.runtime.owners import ELSEWHERE
@@ -91,6 +92,19 @@ class FoundDaemons:
     """Directories or sockets of this user's stacks in another PID namespace, on another machine or of an earlier boot."""
     of_other_users: int
     """How many daemons of other users were seen."""
+
+    def only(self) -> DaemonProcess | None:
+        """Return this cache's stack; `None` if no stack runs. Raises `ConfigError` for several, and if all are other caches'."""
+        cache = cache_dir().absolute()
+        own = [daemon for daemon in self.here if daemon.command.cache == cache]
+        if len(own) > 1:
+            raise ConfigError(f"several stacks run, choose one: {', '.join(map(str, own))}")
+        if self.here and not own:
+            others = ", ".join(f"{daemon} of {daemon.command.cache}" for daemon in self.here)
+            raise ConfigError(
+                f"no stack of the cache {cache} runs; choose one of another by its pid: {others}"
+            )
+        return own[0] if own else None
 
     def choose(self, pid: int) -> DaemonProcess:
         """Return the daemon with that number. Raises `ConfigError` if there is none."""

@@ -40,6 +40,7 @@ from gymgate.gym.catalog.sandboxes import LOCAL, choose_provider, sandbox_block
 from gymgate.gym.gym_config import checked_config, parse_order
 from gymgate.gym.inside.resolve import Node, ServerInstance, provider_in
 from gymgate.gym.needs import TELEMETRY, WITHOUT_TELEMETRY
+from gymgate.gym.overrides import refuse_unknown
 from gymgate.gym.runtime import Runtime, npm
 from gymgate.gym.runtime.cache import gym_cache
 from gymgate.gym.runtime.command import Progress
@@ -323,6 +324,7 @@ class RunningEnvironment:
 
         def read() -> EnvironmentPlan:
             roots = component_roots(self._config_files, stack.config.component_roots, site)
+            refuse_unknown(self.name, answer["added"], config, roots)
             plan = EnvironmentPlan.read(self.spec, stack.config, self._runtime.version, config, roots)
             require_sandboxes(plan, site)
             return plan

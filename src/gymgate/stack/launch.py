@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import gymgate
-from gymgate.core.config import StackConfig
+from gymgate.core.config import StackConfig, cache_dir
 from gymgate.core.errors import SetupError
 from gymgate.core.files import tail
 from gymgate.gym.runtime import daemon_env
@@ -34,6 +34,8 @@ class DaemonCommand(NamedTuple):
     """Descriptor of the listening socket."""
     socket_path: Path
     directory: Path
+    cache: Path
+    """The cache of the process that starts it, by which `gymgate stop` tells one project's stacks from another's."""
     starter: int
     """The process that starts it."""
 
@@ -48,10 +50,10 @@ class DaemonCommand(NamedTuple):
         program, arguments = tuple(words[1:4]), words[4:]
         if program != _PROGRAM or len(arguments) != len(cls._fields):
             return None
-        listener, path, directory, starter = arguments
+        listener, path, directory, cache, starter = arguments
         if not (listener.isdecimal() and starter.isdecimal()):
             return None
-        return cls(int(listener), Path(path), Path(directory), int(starter))
+        return cls(int(listener), Path(path), Path(directory), Path(cache), int(starter))
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,9 @@ def _start(address: DaemonAddress) -> tuple[socket.socket, subprocess.Popen[byte
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(str(address.socket_path))
-            command = DaemonCommand(listener.fileno(), address.socket_path, address.directory, os.getpid())
+            command = DaemonCommand(
+                listener.fileno(), address.socket_path, address.directory, cache_dir().absolute(), os.getpid()
+            )
             process = subprocess.Popen(
                 command.words,
                 env=_environment(address),

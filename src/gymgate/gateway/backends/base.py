@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gymgate.core.config import Dialect
 
-PolicyCallable = Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]]]
-"""Takes a request dict and returns a response dict, or a coroutine of one, in the endpoint's dialect."""
+PolicyCallable = Callable[[dict[str, Any]], Any]
+"""Takes a request dict in the endpoint's dialect and returns an answer, or a coroutine of one: a string, an assistant's message,
+a chat completion or a response; as a dict or as an SDK's object."""
 
 
 @dataclass(slots=True)

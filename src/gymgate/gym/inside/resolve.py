@@ -147,24 +147,34 @@ def interpolated_keys(node: Any) -> set[str]:
 
 
 def resolve(order: dict[str, Any]) -> dict[str, Any]:
-    """Resolve a config: `{"config": {...}}`, `{"missing": [keys that the user must give]}`, `{"unknown": message}` for an
-    override of a server that is not there, or `{"error": message}`.
+    """Resolve a config: `{"config": {...}, "added": [...]}`, `{"missing": [keys that the user must give]}`,
+    `{"unknown": message}` for an override of a server that is not there, or `{"error": message}`.
 
-    The order has `config_paths`, `overrides` (pairs of a dotted key and a value), the `initial` config, the name of
-    the `policy`'s model server, and the `sandbox` provider to make room for, or `None`. This changes NeMo Gym's globals, so
-    call it in a process of its own.
+    `added` are the keys of overrides that no file has, each with the position of its first unknown part. The order has
+    `config_paths`, `overrides` (pairs of a dotted key and a value; a `+` before the key says that it may be unknown), the
+    `initial` config, the name of the `policy`'s model server, and the `sandbox` provider to make room for, or `None`.
+    This changes NeMo Gym's globals, so call it in a process of its own.
     """
     gym: Any = gym_module("global_config")
     OmegaConf: Any = importlib.import_module("omegaconf").OmegaConf
     try:
         paths, initial = list(order["config_paths"]), OmegaConf.create(order["initial"])
         for key, value in order["overrides"]:
-            OmegaConf.update(initial, key, value, force_add=True)
+            OmegaConf.update(initial, key.lstrip("+"), value, force_add=True)
         files = gym.GlobalConfigDictParser().load_extra_config_paths(paths)[1]
         merged = OmegaConf.to_container(OmegaConf.merge(*files, initial), resolve=False)
         known = {*order["initial"], *(key for file in files for key in file)}
         known |= {*getattr(gym, "NEMO_GYM_RESERVED_TOP_LEVEL_KEYS", ())}
-        if unknown := unknown_names(merged, known, [key for key, _ in order["overrides"]]):
+        before = OmegaConf.to_container(
+            OmegaConf.merge(*files, OmegaConf.create(order["initial"])), resolve=False
+        )
+        overridden = [
+            (key, value)
+            for pair in order["overrides"]
+            for key, value in leaves(*pair)
+            if not key.startswith("+")
+        ]
+        if unknown := unknown_names(merged, known, [key for key, _ in overridden]):
             servers = ", ".join(sorted({server.name for server in servers_of(merged)} & known))
             name = unknown[0].partition(".")[0]
             return {"unknown": f"override {unknown[0]!r}: there is no {name!r}; the config has {servers}"}
@@ -190,7 +200,11 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
             for key in dataset_lists(merged):
                 OmegaConf.update(initial, key, [], force_add=True)
             config = _gyms_parse(gym, initial)
-        return {"config": OmegaConf.to_container(config, resolve=False)}
+        added = [(key, unknown_part(before, key)) for key, _ in overridden]
+        return {
+            "config": OmegaConf.to_container(config, resolve=False),
+            "added": [(key, position) for key, position in added if position is not None],
+        }
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
@@ -219,6 +233,46 @@ def _gyms_parse(gym: Any, initial: Any) -> Any:
             initial_global_config_dict=initial, skip_load_from_cli=True, skip_load_from_dotenv=True
         )
     )
+
+
+def leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys that an override sets, with their values."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from leaves(f"{key}.{name}", item)
+    else:
+        yield key, value
+
+
+def unknown_part(config: Node, key: str) -> int | None:
+    """Return the position of the first part of a dotted key that a config does not have; `None` if it has all.
+
+    What is below a list or an interpolation counts as there.
+    """
+    node: Any = config
+    for position, part in enumerate(key.split(".")):
+        if not isinstance(node, dict):
+            return None
+        node = _with_inherited(config, node)
+        if part not in node:
+            return position
+        node = node[part]
+    return None
+
+
+def _with_inherited(config: Node, node: Node, hops: int = 9) -> Node:
+    """Return a block with what it takes from others, as NeMo Gym's parser will."""
+    for source in (node.get(directive) for directive in ("_inherit_from", "_copy")):
+        if isinstance(source, str) and isinstance(base := value_at(config, source), dict) and hops:
+            node = _overlaid(_with_inherited(config, base, hops - 1), node)
+    return node
+
+
+def _overlaid(below: Any, above: Any) -> Any:
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    common = {key: _overlaid(below[key], above[key]) for key in above if key in below}
+    return {**below, **above, **common}
 
 
 def unknown_names(merged: Node, known: Container[str], overrides: Iterable[str]) -> list[str]:

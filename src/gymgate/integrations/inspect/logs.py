@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -29,13 +29,14 @@ from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput, Mod
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.integrations.inspect.scorer import score_of
-from gymgate.integrations.inspect.solver import ROLLOUT_KEY, record_of
+from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
 from gymgate.integrations.inspect.task import conversation_of
 from gymgate.integrations.rows import row_id
 from gymgate.rollouts import ModelCall, outcome_of
 from gymgate.rollouts.row import input_items
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.record import CollectedRollout
+from gymgate.runs.settings import shown_settings
 
 SCORER = "reward"
 _STOPS = {
@@ -68,8 +69,9 @@ def export_log(runs: Runs, output: Path) -> int:
 
 
 async def _log_of(runs: Runs) -> EvalLog:
-    policy = runs.policy or {}
-    model = str(policy.get("model") or policy.get("type") or "unknown")
+    policy, settings = runs.policy or {}, runs.runs[0].settings if runs.runs else {}
+    model = _model_of(policy)
+    arguments = _task_arguments(settings)
     attempts = itertools.chain(runs.rollouts(), runs.failures())
     rollouts = sorted((attempt.rollout() for attempt in attempts), key=_order)
     epochs: Counter[str] = Counter()
@@ -86,11 +88,14 @@ async def _log_of(runs: Runs) -> EvalLog:
             created=_time(max(finished, default=0.0)),
             eval_id=uuid4().hex,
             run_id=uuid4().hex,
-            task="gymgate/nemo_gym",
+            task=TASK,
             task_id=uuid4().hex,
             task_display_name=environments,
+            task_args=arguments,
+            task_args_passed=arguments,
             dataset=EvalDataset(name=environments, samples=len(epochs), sample_ids=list(epochs)),
             model=model,
+            model_args={"responses_api": False} if policy.get("dialect") == "chat" else {},
             config=EvalConfig(epochs=max(epochs.values(), default=1)),
             packages={name: metadata.version(name) for name in ("gymgate", "inspect-ai")},
             metadata={"runs": [str(run.path) for run in runs.runs]},
@@ -105,6 +110,32 @@ async def _log_of(runs: Runs) -> EvalLog:
         ),
         samples=samples,
     )
+
+
+def _model_of(policy: Mapping[str, Any]) -> str:
+    """Return the name by which Inspect makes the model again, to score or retry. A policy that was no endpoint is never asked."""
+    if policy.get("type") == "http" and policy.get("model"):
+        return f"openai/{policy['model']}"
+    return f"none/{policy.get('model') or policy.get('type') or 'unknown'}"
+
+
+def _task_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the task `gymgate/nemo_gym` for a run's environments and rows, for `inspect eval-retry`."""
+    environments, sources = settings.get("environments") or [], settings.get("sources") or []
+    names = [environment["name"] for environment in environments]
+    arguments = {"env": names[0] if len(names) == 1 else names, "gym": settings.get("nemo_gym")}
+    if len(sources) == 1:
+        arguments["data"] = sources[0]
+    if len(names) == 1:
+        shown = shown_settings({"environments": environments})
+        overrides = dict(environments[0].get("overrides") or ())
+        arguments |= {name: environments[0].get(name) for name in ("config", "agent")}
+        arguments["overrides"] = {
+            name: value
+            for name, value in overrides.items()
+            if shown.get(f"environments.0.overrides.{name}") == value
+        }
+    return {name: value for name, value in arguments.items() if value}
 
 
 async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSample:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
 from inspect_ai.agent import AgentState
+from inspect_ai.hooks import Hooks, TaskStart, hooks
 from inspect_ai.model import ModelOutput
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
@@ -21,6 +23,7 @@ from gymgate.integrations.inspect.policy import InspectPolicy, bridged
 from gymgate.rollouts import Rollout
 from gymgate.stack import Stack
 
+TASK = "gymgate/nemo_gym"
 ROLLOUT_KEY = "nemo_gym"
 """Key of the rollout's record in the sample's store, and of the row's place in the sample's metadata."""
 
@@ -32,15 +35,32 @@ def log(message: str) -> None:
     logger.info("%s", message)
 
 
+class _StackFirst(Hooks):  # type: ignore[misc]
+    """Starts the stack of an eval before its samples' time limits begin."""
+
+    async def on_task_start(self, data: TaskStart) -> None:
+        if data.spec.task == TASK:
+            with contextlib.suppress(Exception):  # its samples tell
+                options = EvalOptions.model_validate(data.spec.task_args)
+                await stacks.stack_for(options.run_spec().stack, log)
+
+
+@functools.cache
+def _register_hook() -> None:
+    """Register the hook once, when a task is made: Inspect announces hooks that it finds when it starts."""
+    hooks("stack", "starts NeMo Gym's servers before the first sample")(_StackFirst)
+
+
 @solver  # type: ignore[untyped-decorator]
 def gym_agent(options: dict[str, Any]) -> Solver:
     """Run each sample's row with its NeMo Gym agent. `options` are those of the task `gymgate/nemo_gym`.
 
-    The stack starts with the first sample and stops when the eval's event loop ends. A rollout without a result is an error of
+    The stack starts before the first sample and stops when the eval's event loop ends. A rollout without a result is an error of
     its sample: `RolloutFailed` in one line, or what Inspect's model raised.
     """
     chosen = EvalOptions.model_validate(options)
     spec = chosen.run_spec()
+    _register_hook()
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         gym = state.metadata[ROLLOUT_KEY]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
+from uuid import uuid4
 
 import uvicorn
 from openenv.core.env_server import Environment, create_app
@@ -53,8 +54,8 @@ class NeMoGymAction(Action):  # type: ignore[misc]
     """For `call_tool`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """For `call_tool`."""
-    content: str = ""
-    """For `message`: the text of the model. In an environment with tools it is the final answer, which is scored."""
+    content: str | None = None
+    """For `message`, which needs it: the text of the model. In an environment with tools, the final answer, which is scored."""
 
 
 class NeMoGymObservation(Observation):  # type: ignore[misc]
@@ -170,7 +171,9 @@ class NeMoGymEnvironment(Environment):  # type: ignore[misc]
             await end(episode)
         position = self._game.index(index, seed)
         self._row = self._game.row(position)
-        self._state = NeMoGymState(environment=self._game.played.name, episode_id=episode_id, index=position)
+        self._state = NeMoGymState(
+            environment=self._game.played.name, episode_id=episode_id or uuid4().hex, index=position
+        )
         episode = await self._game.episode(self._row)
         try:
             shown = await episode.open()
@@ -183,14 +186,16 @@ class NeMoGymEnvironment(Environment):  # type: ignore[misc]
     async def step_async(
         self, action: NeMoGymAction, timeout_s: float | None = None, **_: Any
     ) -> Observation:
-        """Do what the model does. Raises `DataError` without an episode, or for one that is over."""
+        """Do what the model does. Raises `DataError` without an episode, for one that is over, and a message without content."""
         if action.type == "list_tools":
             return ListToolsObservation(tools=tools_of((self._row or self._game.rows[0]).data))
         if self._episode is None or self._episode.done:
             raise DataError("no episode is under way; call reset first")
+        if action.type == "message" and action.content is None:
+            raise DataError("a message needs content; it would end the episode and be scored")
         self._state.step_count += 1
         if action.type == "message":
-            step = await self._episode.say(action.content)
+            step = await self._episode.say(action.content or "")
             self._state.done = step.done
             return NeMoGymObservation(
                 messages=step.messages, reward=step.reward, done=step.done, metadata=step.info

@@ -75,6 +75,11 @@ async def _tool_timeout(bench: Bench) -> list[Rollout]:
     return [rollout]
 
 
+async def _answer(policy: PolicyCallable, request: dict[str, Any]) -> Any:
+    answer = policy(request)
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
 class _Stopping:
     """Stops the servers when the policy calls a tool, until the policy is asked again."""
 
@@ -101,8 +106,7 @@ class _Stopping:
         if self._stopped is not None and self.answered_s is None:
             self.answered_s = time.monotonic() - self._stopped
             self.go_on()
-        answer = self._policy(request)
-        answer = await answer if isinstance(answer, Awaitable) else answer
+        answer: dict[str, Any] = await _answer(self._policy, request)
         if self._stopped is None and any(item["type"] == "function_call" for item in answer["output"]):
             self._signal(signal.SIGSTOP)
             self._stopped = time.monotonic()
@@ -150,8 +154,7 @@ class _Cut:
     async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
         self._calls += 1
         if self.half is None:
-            answer = self._policy(request)
-            answer = await answer if isinstance(answer, Awaitable) else answer
+            answer: dict[str, Any] = await _answer(self._policy, request)
             if self._calls < self.last:
                 return answer
             text = "".join(

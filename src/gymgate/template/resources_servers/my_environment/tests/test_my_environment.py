@@ -1,12 +1,17 @@
 """Answers and their rewards, on the environment's real servers; the policy is a function. No model is needed."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import gymgate
+import pytest
 
+gymgate = pytest.importorskip(
+    "gymgate"
+)  # NeMo Gym's interpreter, where `gym env test` runs, does not have it
 CONFIG = str(Path(__file__).parents[1] / "configs" / "my_environment.yaml")
 Policy = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -29,10 +34,10 @@ def call(name: str, arguments: str) -> dict[str, Any]:
     return {"tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
 
 
-async def run_first_row(*policies: Policy) -> list[gymgate.Rollout]:
+async def run_first_row(*policies: Policy) -> list[Any]:
     row = gymgate.open_rows(CONFIG)[0]
     async with gymgate.acquire(gymgate.StackConfig(environments=(CONFIG,))) as stack:
-        return [await stack.run(row.data, policy=each) for each in policies]
+        return [await stack.run(row.data, policy=policy) for policy in policies]
 
 
 def test_rewards() -> None:
