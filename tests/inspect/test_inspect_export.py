@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import orjson
@@ -159,8 +160,22 @@ def test_an_exported_log_can_be_scored_again(run: Path, tmp_path: Path, ending: 
     assert again.results.scores[0].metrics["mean"].value == 0.75
 
 
+async def retry(directory: Path) -> tuple[Counter[str], int | None, str]:
+    """Retry a log with a scripted model; return the calls to it, the exit code and the output."""
+    async with ScriptedPolicy().serving() as policy:
+        process = await asyncio.create_subprocess_exec(
+            *(INSPECT, "eval-retry", str(directory / "run.eval"), "--log-dir", str(directory / "logs")),
+            *("--display", "plain", "--no-fail-on-error"),
+            env={**os.environ, "OPENAI_API_KEY": "unused", "OPENAI_BASE_URL": policy.base_url},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        out, _ = await process.communicate()
+        return policy.calls, process.returncode, out.decode()
+
+
 @pytest.mark.gym
-async def test_what_failed_in_an_exported_run_is_tried_again(run: Path, tmp_path: Path) -> None:
+def test_what_failed_in_an_exported_run_is_tried_again(run: Path, tmp_path: Path) -> None:
     """By its endpoint's model; its address and key are in no run, so Inspect's variables give them."""
     description = run / "run.json"
     described = json.loads(description.read_text())
@@ -176,24 +191,16 @@ async def test_what_failed_in_an_exported_run_is_tried_again(run: Path, tmp_path
         name: json.loads(first)[name] for name in ("row_key", "occurrence", "repeat", "seed", "task", "line")
     }
     (run / "failures.jsonl").write_text(json.dumps({**failure, **failed}) + "\n")
-    await asyncio.to_thread(export, run, tmp_path / "run.eval")
-    log = await asyncio.to_thread(read_eval_log, str(tmp_path / "run.eval"))
+    export(run, tmp_path / "run.eval")
+    log = read_eval_log(str(tmp_path / "run.eval"))
     assert log.eval.model == "openai/scripted"
-    async with ScriptedPolicy().serving() as policy:
-        process = await asyncio.create_subprocess_exec(
-            *(INSPECT, "eval-retry", str(tmp_path / "run.eval"), "--log-dir", str(tmp_path / "logs")),
-            *("--display", "plain", "--no-fail-on-error"),
-            env={**os.environ, "OPENAI_API_KEY": "unused", "OPENAI_BASE_URL": policy.base_url},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        out, _ = await process.communicate()
-    assert process.returncode == 0, out.decode()
+    calls, code, out = asyncio.run(retry(tmp_path))
+    assert code == 0, out
     [retried] = (tmp_path / "logs").glob("*.eval")
-    again = await asyncio.to_thread(read_eval_log, str(retried))
+    again = read_eval_log(str(retried))
     assert {sample.id for sample in samples_of(again)} == {sample.id for sample in samples_of(log)}
     kept = [sample for sample in samples_of(log) if sample.error is None]
     assert len(kept) == 3
-    assert policy.calls["chat"] + policy.calls["responses"] > 0
+    assert calls.total() > 0
     by_id = {sample.id: sample for sample in samples_of(again)}
     assert [by_id[sample.id].uuid for sample in kept] == [sample.uuid for sample in kept]

@@ -32,7 +32,7 @@ def context(root: Path, agent: dict[str, Any]) -> StackContext:
     }
 
     async def parse(*_: Any, **__: Any) -> dict[str, Any]:
-        return {"config": config, "urls": []}
+        return {"config": config, "urls": [], "added": []}
 
     async def client(python: Path) -> Any:
         return SimpleNamespace(parse=parse)
