@@ -65,7 +65,7 @@ def refuse_name(name: str, catalog: Catalog) -> None:
     """Raise `OptionError` for a name that cannot be one of Python and YAML, `ConfigError` for one that is taken."""
     # It becomes the name of a directory and of files, which file systems bound.
     is_word = re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) and not keyword.iskeyword(name)
-    # NeMo Gym makes it a field of a model, whose own methods (json, copy) would hide it; tables call the sum of all so.
+    # NeMo Gym makes it a field of a model, and the model's own methods (json, copy) would hide it; tables call the sum of all so.
     is_other = hasattr(BaseModel, name) or name == OVERALL
     if not is_word or is_other or yaml.safe_load(name) != name:
         raise OptionError(
