@@ -114,7 +114,7 @@ def test_only_rollouts_whose_judge_failed(tmp_path: Path) -> None:
                 f"a_judge=m@{repaired}",
             )
             if stored == lines:
-                words += ("--set", settings[1])
+                words += ("--set", settings[1], "--env", config)  # only a directory says where it is
             summary = read_output("rescore", command(*words).stdout)
             assert (summary["total"], summary["finished"], summary["failed"]) == (1, 1, 0)
             assert summary["overall"]["mean_reward"] == 1.0

@@ -13,7 +13,7 @@ import pytest
 
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig, StackServer
 from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError
-from gymgate.stack import AgentInfo, network, serve
+from gymgate.stack import network, serve
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to, notice_silence
 from gymgate.stack.protocol import PROTOCOL, Reply
@@ -26,8 +26,14 @@ ROW = b'{"responses_create_params":{"input":"hi"}}'
 class Served:
     """Takes the place of a stack of two environments; keeps what is passed on to its daemon."""
 
-    agents: ClassVar = {name: AgentInfo(name, name, "simple_agent") for name in ("one", "two")}
-    gateway_url = "http://127.0.0.1:1"
+    described: ClassVar = {
+        "agents": {
+            name: {"environment": name, "instance": name, "type": "simple_agent"} for name in ("one", "two")
+        },
+        "gateway_url": "http://127.0.0.1:1",
+        "names": {"one": "one", "two": "two"},
+        "settings": {"environments": []},
+    }
     config = StackConfig(environments=("one", "two"))
 
     def __init__(self) -> None:

@@ -144,15 +144,17 @@ async def _refuse_unknown_model(
 
 
 def _only_model(models: Mapping[str, list[str] | None], answers: Mapping[str, Response]) -> str:
-    """Return the model that the first replica with a list serves. Raises `ConfigError` if it is not exactly one."""
-    url, names = next(((url, names) for url, names in models.items() if names is not None), (None, []))
-    if url is None:
+    """Return the model that every replica with a list serves. Raises `ConfigError` if it is not exactly one."""
+    lists = {url: names for url, names in models.items() if names is not None}
+    if not lists:
         last, answer = [*answers.items()][-1]
         said = "did not return a list of models" if answer.status == 200 else f"answered {answer.status}"
         raise ConfigError(f"give the model with -m: {last}/models {said}")
-    if len(names) != 1:
-        raise ConfigError(f"give the model with -m; {url} serves {_listed(names)}")
-    return names[0]
+    common = set.intersection(*map(set, lists.values()))
+    if len(common) != 1:
+        served = "; ".join(f"{url} serves {_listed(names)}" for url, names in lists.items())
+        raise ConfigError(f"give the model with -m; {served}")
+    return common.pop()
 
 
 def _models_in(answer: Response) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gymgate.results.rescore import Rescoring, StoredRun
 from gymgate.runs.metrics import parse_ks
 from gymgate.runs.plan import WHOLE, parse_shard
 from gymgate.runs.spec import RunSpec
+from gymgate.stack.description import stack_settings
 
 
 @click.command("rescore", cls=GroupedCommand)
@@ -88,13 +90,14 @@ def command(
         if spec.stack.here:
             ask_judges(dict(spec.stack.models), 0, log)
         catalog = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=log)
-        found = [catalog.find(each.name, each.config) for each in spec.stack.environments]
-        require_needs(spec.stack, found, replayed=True)
+        environments = catalog.named(spec.stack.environments)
+        require_needs(spec.stack, environments.values(), replayed=True)
         rescoring = Rescoring(
             stack=spec.stack,
             policy=ReplayEndpoint(rollouts=(str(stored),)),
             plan=run.plan(parse_shard(shard) if shard is not None else WHOLE),
             names=[str(stored)],
+            stack_settings=stack_settings(spec.stack, catalog, environments),
             limits=spec.limits,
             pace=spec.pace,
             record_bodies=spec.record_bodies,
@@ -132,21 +135,35 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
     stack: dict[str, Any] = {}
     file: dict[str, Any] = {"stack": stack}
     if settings:
-        stack["runtime"] = {"version": settings["nemo_gym"]}
-        stack["environments"] = settings["environments"]
+        stack["runtime"] = {"version": settings["nemo_gym"], "interpreter": settings["interpreter"]}
+        stack["environments"] = (
+            [] if named else [_stored_environment(each, run) for each in settings["environments"]]
+        )
         stack["models"] = {
             name: judge for name, judge in settings.get("judges", {}).items() if isinstance(judge, str)
         }
         file["limits"] = settings["limits"]
     runtime = RuntimeConfig.model_validate(runtime_of(context, file))
     before = {config["name"]: config for config in settings.get("environments", ())}
-    names: list[Any] = [before.get(name, name) for name in named]
+    names: list[Any] = [_stored_environment(before[name], run) if name in before else name for name in named]
     if not named and not before:
         names = run.environments
         if run.is_gym:
             catalog = open_catalog(runtime, progress=log)
             names = sorted({_environment_of(agent, run, catalog) for agent in run.environments})
     return overridden(context, file, names)
+
+
+def _stored_environment(settings: Mapping[str, Any], run: StoredRun) -> dict[str, Any]:
+    """Return the config of an environment in a run's settings. Raises `ConfigError` if only a stack's server has it whole."""
+    if not isinstance(settings["overrides"], list):
+        raise ConfigError(
+            f"{run.path} ran on a stack server that overrides settings of {settings['name']!r} and keeps their values; "
+            "give the environment: --env ENV"
+        )
+    config = {**settings, "name": settings.get("path", settings["name"])}
+    config.pop("path", None)
+    return config
 
 
 def _environment_of(agent: str, run: StoredRun, catalog: Catalog) -> str:

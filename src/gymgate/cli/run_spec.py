@@ -42,6 +42,7 @@ from gymgate.runs.plan import RolloutPlan, Shard, parse_seeds
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.run import Collection
 from gymgate.runs.spec import RunSpec, read_spec
+from gymgate.stack.description import stack_settings
 
 REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL calls a model"
 _AGENT_ROWS = 10_000
@@ -176,9 +177,10 @@ def make_collection(
     if stack.here:
         ask_judges(dict(stack.models), spec.wait_for_policy_s or 0, log)
     catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
-    found = [catalog.find(each.name, each.config) for each in stack.environments]
+    environments = catalog.named(stack.environments)
+    found = [*environments.values()]
     require_needs(stack, found, replayed=not isinstance(policy, HTTPEndpoint))
-    sources = open_sources(spec.data, found, spec.rows)
+    sources = open_sources(spec.data, environments, spec.rows)
     if not isinstance(policy, HTTPEndpoint):
         if policy is None:
             policy = with_oracles(replay_of(found), sources, log)
@@ -189,6 +191,7 @@ def make_collection(
         policy=policy,
         plan=RolloutPlan(sources, repeats=spec.repeats, seeds=spec.seeds, shard=shard),
         names=[spec.data],
+        stack_settings=stack_settings(stack, catalog, environments) if stack.server is None else {},
         limits=spec.limits,
         pace=spec.pace,
         record_bodies=spec.record_bodies,

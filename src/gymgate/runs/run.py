@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class Collection:
     """Exports each rollout as it finishes or fails permanently."""
     log: Log = ignore
     progress: RunProgress = field(default_factory=RunProgress)
+    stack_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the stack, as far as they are known before it reports its own."""
     collector: Collector | None = None
     """While it runs."""
     _draining: asyncio.Event = field(default_factory=asyncio.Event)
@@ -111,6 +113,9 @@ class Collection:
         while True:
             try:
                 async with acquire(self.stack, progress=self.log) as stack:
+                    self.stack_settings = stack.described["settings"]
+                    if directory is not None:
+                        directory.add_settings(self.settings())
                     self.collector = Collector(
                         self.plan.rollouts(finished_before),
                         functools.partial(self._run_one, stack),
@@ -135,7 +140,7 @@ class Collection:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that a resume must share, as JSON values."""
-        return settings_of(self.stack, self.policy, self.limits, self.names)
+        return {**settings_of(self.policy, self.limits, self.names), **self.stack_settings}
 
     def drain(self) -> None:
         """Start nothing more; `run` returns when the rollouts under way have finished."""

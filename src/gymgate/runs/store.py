@@ -98,6 +98,7 @@ class RunDirectory:
     """A run's directory, open for writing by this process alone."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.rollouts = LineLog(path / ROLLOUTS)
         self.failures = LineLog(path / FAILURES)
         self.done = IdentitySet()
@@ -111,6 +112,10 @@ class RunDirectory:
     def repaired(self) -> int:
         """Bytes of torn last lines that were cut off."""
         return self.rollouts.repaired + self.failures.repaired
+
+    def add_settings(self, settings: Mapping[str, Any]) -> None:
+        """Add what the stack says of itself. Raises `ConfigError` if the run has rollouts of another one."""
+        _settle_settings(self.path, settings, read_run(self.path)["extent"], None)
 
     def count_failure(self, identity: Identity, kind: str, *, final: bool) -> None:
         """Count a failed attempt that is in `failures`."""
@@ -219,6 +224,7 @@ def _settle_settings(
                 f"{path} holds a run with other settings ({'; '.join(changed)}); choose another -o"
             )
         created = before.get("created")
+        settings = {**before["settings"], **settings}
     elif (path / ROLLOUTS).exists():
         raise ConfigError(
             f"{path} has a {ROLLOUTS} but no {RUN}: it is not a run of gymgate's; choose another -o"

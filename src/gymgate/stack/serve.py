@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
+import hashlib
 import hmac
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ValidationError
@@ -123,15 +123,27 @@ class _Caller:
         except ValidationError as error:
             raise ConfigError(validation_message(error)) from None
         refuse_settings(config)
-        agents = {name: dataclasses.asdict(agent) for name, agent in self.stack.agents.items()}
-        served = {environment.name for environment in self.stack.config.environments}
+        described = self.stack.described
+        served = {**{name: name for name in described["names"].values()}, **described["names"]}
         asked = {environment.name for environment in config.environments}
-        if unknown := asked - served.union(agent["environment"] for agent in agents.values()):
+        if unknown := asked - served.keys():
             raise ConfigError(
                 f"environment {min(unknown)!r} is not served here; there is {', '.join(sorted(served))}"
             )
-        self._environment = asked.pop() if len(asked) == 1 else None
-        return {"agents": agents, "gateway_url": self.stack.gateway_url, "pid": None}
+        self._environment = min(asked) if len(asked) == 1 else None
+        names = {name: served[name] for name in asked}
+        of_all = described["settings"]
+        environments = [
+            {**each, "overrides": _digest(each["overrides"])}
+            for each in of_all["environments"]
+            if each["name"] in names.values()
+        ]
+        return {
+            **described,
+            "names": names,
+            "settings": {**of_all, "environments": environments},
+            "pid": None,
+        }
 
     def _pong(self, _: dict[str, Any]) -> None:
         if self.peer.writable:  # else a caller that never reads fills the memory
@@ -168,3 +180,8 @@ class _Caller:
 
     async def _status(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         return await self.stack.status()
+
+
+def _digest(overrides: Sequence[Any]) -> str | Sequence[Any]:
+    """Return what tells settings of this machine apart, without their values: these may be secrets."""
+    return f"sha256:{hashlib.sha256(codec.dumps(overrides)).hexdigest()[:16]}" if overrides else overrides
