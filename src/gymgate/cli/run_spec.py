@@ -145,11 +145,12 @@ def _environments(
         [config.name for config in configs], values["config"], values["agent"], values["settings"]
     )
     return [
-        config.model_copy(
-            update={
+        EnvironmentConfig.model_validate(
+            {
+                **config.model_dump(),
                 **given,
                 **({"config": option.config} if option.config else {}),
-                "overrides": tuple((dict(config.overrides) | dict(option.overrides)).items()),
+                "overrides": dict(config.overrides) | dict(option.overrides),
             }
         )
         for config, option in zip(configs, options, strict=True)

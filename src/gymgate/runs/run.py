@@ -52,6 +52,12 @@ class Collection:
     """While it runs."""
     _draining: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.policy, HTTPEndpoint) and "seed" in dict(self.policy.sampling):
+            raise ConfigError(
+                "one seed in sampling would make every rollout of a row the same; use seeds (--seeds)"
+            )
+
     @property
     def draining(self) -> bool:
         """Whether nothing more is started."""
