@@ -155,9 +155,7 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
         from gymgate.gym.runtime import open_catalog
 
         stack = self.run_spec().stack
-        return open_catalog(stack.runtime, stack.component_roots, progress=progress).named(
-            stack.environments
-        )
+        return open_catalog(stack.runtime, stack.component_roots, progress=progress).named(stack.environments)
 
 
 def _endpoint(value: Any) -> Any:
