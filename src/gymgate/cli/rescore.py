@@ -10,7 +10,6 @@ import click
 
 from gymgate.cli.options import GroupedCommand, add_options, complete_environments, option
 from gymgate.cli.output import Log
-from gymgate.cli.policies import ask_judges
 from gymgate.cli.run import CONDUCT_OPTIONS, SHARD_OPTION, conduct, finish, showing_run
 from gymgate.cli.run_spec import environment_of, overridden, runtime_of
 from gymgate.core.config import ReplayEndpoint, RuntimeConfig
@@ -21,6 +20,7 @@ from gymgate.gym.runtime import open_catalog
 from gymgate.results.rescore import Rescoring, StoredRun
 from gymgate.runs.metrics import parse_ks
 from gymgate.runs.plan import WHOLE, parse_shard
+from gymgate.runs.policies import ask_judges
 from gymgate.runs.spec import RunSpec
 from gymgate.stack.description import stack_settings
 

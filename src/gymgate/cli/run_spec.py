@@ -11,16 +11,7 @@ import click
 from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges
 from gymgate.cli.options import EndpointOptions, given_fields, is_given, key_variable
 from gymgate.cli.output import Log
-from gymgate.cli.policies import (
-    ask_judges,
-    asked_endpoint,
-    endpoint_fields,
-    only_recorded,
-    recordings_of,
-    refuse_without_endpoint,
-    replay_files,
-    with_oracles,
-)
+from gymgate.cli.policies import endpoint_fields, refuse_without_endpoint
 from gymgate.core.config import (
     EnvironmentConfig,
     HTTPEndpoint,
@@ -39,6 +30,14 @@ from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row
 from gymgate.runs.pace import Pace, parse_budgets
 from gymgate.runs.plan import RolloutPlan, Shard, parse_seeds
+from gymgate.runs.policies import (
+    ask_judges,
+    asked_endpoint,
+    only_recorded,
+    recordings_of,
+    replay_files,
+    with_oracles,
+)
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.run import Collection
 from gymgate.runs.spec import RunSpec, read_spec

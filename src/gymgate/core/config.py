@@ -35,6 +35,8 @@ DEFAULT_NEMO_GYM = "0.7.0"
 SUPPORTED_NEMO_GYM = ("0.7.0", "0.6.0")
 """Releases that gymgate is tested with, newest first; any other runs with a warning."""
 
+DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
+"""Environment variable with the key of an endpoint for which a command names none."""
 POLICY = "policy_model"
 """Name of the policy's model server in every NeMo Gym config. Any other model server is a judge or a user simulator."""
 
