@@ -62,7 +62,10 @@ def make_run(log: list[str], output: Path | None = None) -> Collection:
     url = f"http://user:{SECRETS[2]}@host:8000/v1"
     sampling = (("temperature", 0.5), ("extra_headers", {"X": SECRETS[1]}), ("user", url))
     return Collection(
-        stack=StackConfig(environments=(EnvironmentConfig(name="mcqa", overrides=overrides),)),
+        stack=StackConfig(environments=("mcqa",)),
+        stack_settings={
+            "environments": [EnvironmentConfig(name="mcqa", overrides=overrides).model_dump(mode="json")]
+        },
         policy=HTTPEndpoint(base_url=url, model="m", sampling=sampling),
         plan=RolloutPlan([RowSource([row], "mcqa")], repeats=4),
         names=["rows"],

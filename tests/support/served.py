@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gymgate.core.config import StackConfig, StackServer
-from gymgate.stack import AgentInfo, serve
+from gymgate.stack import serve
 from gymgate.stack.protocol import Reply
 
 TOKEN = "canary-token-0123456789"
@@ -28,8 +28,14 @@ TOKEN = "canary-token-0123456789"
 class Served:
     """Takes the place of a stack of two environments; keeps what is passed on to its daemon."""
 
-    agents: ClassVar = {name: AgentInfo(name, name, "simple_agent") for name in ("one", "two")}
-    gateway_url = "http://127.0.0.1:1"
+    described: ClassVar = {
+        "agents": {
+            name: {"environment": name, "instance": name, "type": "simple_agent"} for name in ("one", "two")
+        },
+        "gateway_url": "http://127.0.0.1:1",
+        "names": {"one": "one", "two": "two"},
+        "settings": {"environments": []},
+    }
     config = StackConfig(environments=("one", "two"))
 
     def __init__(self) -> None:

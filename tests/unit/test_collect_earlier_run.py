@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.export import command as export
 from gymgate.cli.report import command as report
-from gymgate.core.config import ReplayEndpoint, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.core.config import ReplayEndpoint, RolloutLimits
 from gymgate.core.errors import ConfigError
 from gymgate.gym.rows import RowSource, open_rows
 from gymgate.rollouts import Rollout, outcome_of
@@ -45,9 +45,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(directory: Path, **limits: Any) -> dict[str, Any]:
-    stack = StackConfig(environments=(ENVIRONMENT,), runtime=RuntimeConfig(version="0.7.0"))
     policy = ReplayEndpoint(rollouts=(str(directory / "recordings.jsonl"),))
-    return settings_of(stack, policy, RolloutLimits(**limits), ["rows.jsonl"])
+    return settings_of(policy, RolloutLimits(**limits), ["rows.jsonl"])
 
 
 def plan(repeats: int) -> RolloutPlan:

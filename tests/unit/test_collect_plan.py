@@ -94,7 +94,7 @@ async def test_the_policy_gets_the_seed_and_the_settings_do_not() -> None:
         await run._run_one(Recorder(), planned)  # type: ignore[arg-type]
     assert [dict(policy.sampling)["seed"] for policy in policies] == [3, 3 + SEED_STRIDE]
     secret = endpoint.model_copy(update={"api_key": SecretStr("s3cret"), "base_url": "http://other/v1"})
-    settings = [settings_of(stack, each, RolloutLimits(), ["rows"]) for each in (endpoint, secret)]
+    settings = [settings_of(each, RolloutLimits(), ["rows"]) for each in (endpoint, secret)]
     assert settings[0] == settings[1]
     assert "s3cret" not in str(settings)
 

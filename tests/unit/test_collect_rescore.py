@@ -172,6 +172,11 @@ def test_rows_of_nemo_gyms_collector_are_those_that_it_wrote_beside_its_rollouts
 OF_E = AgentInfo("e", "a", "simple_agent")
 
 
+def stack_of(config: StackConfig, **fields: Any) -> Any:
+    names = {each.name: each.name for each in config.environments}
+    return SimpleNamespace(**{"config": config, "agents": {"a": OF_E}, "names": names, **fields})
+
+
 @pytest.mark.parametrize(
     ("environments", "stored_environment", "agent", "where"),
     [
@@ -186,12 +191,12 @@ OF_E = AgentInfo("e", "a", "simple_agent")
 def test_where_a_stored_rollout_is_played(
     environments: Any, stored_environment: str, agent: str, where: tuple[str | None, str | None]
 ) -> None:
-    stack: Any = SimpleNamespace(config=StackConfig(environments=environments), agents={"a": OF_E})
+    stack = stack_of(StackConfig(environments=environments))
     assert where_to_run(StoredRollout("r", 0, stored_environment, agent), stack) == where
 
 
 def test_a_stored_rollout_that_no_stack_plays_is_named() -> None:
-    stack: Any = SimpleNamespace(config=StackConfig(environments=("e", "f")), agents={"a": OF_E})
+    stack = stack_of(StackConfig(environments=("e", "f")))
     with pytest.raises(ConfigError, match=r"'g'.*'gone'"):
         where_to_run(StoredRollout("r", 0, "g", "gone"), stack)
 
@@ -209,7 +214,7 @@ async def test_a_rollout_is_answered_from_its_own_recording(tmp_path: Path) -> N
         return Rollout(id="r", environment="played", agent="a", status="completed", reward=1.0)
 
     config = StackConfig(environments=("played",))
-    stack: Any = SimpleNamespace(config=config, agents={}, run=play)
+    stack = stack_of(config, agents={}, run=play)
     rescoring = Rescoring(
         stack=config, policy=ReplayEndpoint(rollouts=("r",)), plan=run.plan(), stored=run, names=["r"]
     )
@@ -297,8 +302,7 @@ def test_a_rollout_that_failed_before_its_end_has_not_diverged() -> None:
     "limits", [RolloutLimits(), RolloutLimits(max_calls=3, timeout_s=60.0), RolloutLimits(max_calls=None)]
 )
 def test_limits_come_back_from_settings(limits: RolloutLimits) -> None:
-    stack = StackConfig(environments=("mcqa",))
-    settings = settings_of(stack, ReplayEndpoint(rollouts=("r",)), limits, ["example"])
+    settings = settings_of(ReplayEndpoint(rollouts=("r",)), limits, ["example"])
     assert RolloutLimits(**settings["limits"]) == limits
 
 

@@ -316,7 +316,6 @@ def test_budgets(kind: Any, retryable: bool, failures: int, again: bool) -> None
 
 def test_budgets_of_the_command_line() -> None:
     assert parse_budgets(["2", "timeout=5"]) == {
-        **DEFAULT_BUDGETS,
         "infrastructure": 2,
         "policy": 2,
         "environment": 2,

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from gymgate.cli import cli
 from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.metrics_tables import print_causes, print_results
-from gymgate.cli.policies import only_recorded, recordings_of, replay_files
 from gymgate.cli.run import summary_of
 from gymgate.core.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.core.errors import ConfigError, DataError
@@ -24,6 +23,7 @@ from gymgate.gym.rows import RowSource, open_rows
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.runs.metrics import summary_rows
 from gymgate.runs.plan import RolloutPlan
+from gymgate.runs.policies import only_recorded, recordings_of, replay_files
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.tasks import CollectedTasks
 from support.collecting import add, as_collected

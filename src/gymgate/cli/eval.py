@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.metrics_tables import print_causes, print_results
 from gymgate.cli.options import (
-    DEFAULT_KEY_VARIABLE,
     ENVIRONMENT_OPTIONS,
     GroupedCommand,
     add_options,
@@ -40,14 +39,15 @@ from gymgate.cli.options import (
     wide_option,
 )
 from gymgate.cli.output import log
-from gymgate.cli.policies import ask_judges, asked_endpoint, endpoint_list, sampling_fields
-from gymgate.core.config import HTTPEndpoint, validation_message
+from gymgate.cli.policies import endpoint_list, sampling_fields
+from gymgate.core.config import DEFAULT_KEY_VARIABLE, HTTPEndpoint, validation_message
 from gymgate.core.errors import ConfigError
 from gymgate.gym.needs import require_needs
 from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT, EvalOptions
 from gymgate.integrations.verifiers import PLUGIN_ID, require_verifiers
 from gymgate.runs.counts import RolloutCounts
 from gymgate.runs.metrics import parse_ks, summary_rows
+from gymgate.runs.policies import ask_judges, asked_endpoint
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.cli.eval import EvalConfig

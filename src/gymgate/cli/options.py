@@ -19,6 +19,7 @@ from click.shell_completion import CompletionItem
 from packaging.version import InvalidVersion, Version
 
 from gymgate.core.config import (
+    DEFAULT_KEY_VARIABLE,
     DEFAULT_NEMO_GYM,
     POLICY,
     Config,
@@ -36,7 +37,6 @@ from gymgate.runs.spec import RunSpec
 
 Command = Callable[..., Any]
 
-DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 GROUPS = ("Rows", "Policy", "Judges", "Environment", "Limits", "Measurements", "Thresholds", "Output")
 """Groups of options in the order of `--help`."""
 OTHER = "Other"
@@ -98,7 +98,7 @@ def field_option(
         if optional:
             found["type"] = OrNone(found["type"])
             text = text.replace("None", "none")
-    text = re.sub(r"[;.] None: ([^.]+)\.(.*)$", r".\2 [\1]", text)
+    text = text.replace(". None:", ". Default:").replace("None:", "default:")
     return option(group, *names, field=(cls, name), **{"help": text, **found, **attributes})
 
 

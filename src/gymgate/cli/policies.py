@@ -1,43 +1,21 @@
-"""From command-line options to the policy: an endpoint and its replicas, or recorded rollouts. Starts nothing."""
+"""From command-line options to the policy's endpoint and its replicas. Starts nothing."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from pydantic import SecretStr
-from yarl import URL
 
-from gymgate.cli.options import (
-    DEFAULT_KEY_VARIABLE,
-    EndpointOptions,
-    checked_url,
-    key_value,
-    key_variable,
-)
+from gymgate.cli.options import EndpointOptions, checked_url, key_value, key_variable
 from gymgate.cli.output import Log
 from gymgate.cluster.slurm_nodes import job_nodes
-from gymgate.core import codec
-from gymgate.core.config import HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, cache_dir
-from gymgate.core.errors import ConfigError, DataError, OptionError, PolicyError
-from gymgate.core.files import replacing
-from gymgate.core.http_client import HTTPClient, Response, header_lines
-from gymgate.core.json_server import PROBE_S, listed_models, probe
-from gymgate.gateway.backends.http import HTTPBackend, request_headers
-from gymgate.gateway.backends.ready import wait_until_ready
-from gymgate.gym.rows import RowSource
-from gymgate.rollouts import Row
+from gymgate.core.config import HTTPEndpoint
+from gymgate.core.errors import ConfigError, OptionError
+from gymgate.core.http_client import header_lines
+from gymgate.runs.policies import asked_endpoint
 
-if TYPE_CHECKING:
-    from gymgate.gateway.replay.recording import Recording
-
-SHOWN_MODELS = 5
-"""Models of an endpoint that a message lists."""
 _SLURM = re.compile(r"slurm(?:/(\d+))?:(\d+)")
 
 
@@ -58,125 +36,6 @@ def endpoint_fields(options: EndpointOptions) -> dict[str, Any]:
     if options.sampling:
         fields["sampling"] = sampling_fields(options.sampling)
     return fields
-
-
-def asked_endpoint(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
-    """Ask an endpoint for its models, after waiting up to `wait_s` for it; return it with key and model.
-
-    Raises `ConfigError` if the key's variable is not set, and for a wrong address, key or model; `PolicyError` if no
-    replica answers in time.
-    """
-    return asyncio.run(_asked(endpoint.resolved(), wait_s, log))
-
-
-def ask_judges(judges: Mapping[str, JudgeEndpoint], wait_s: float, log: Log) -> dict[str, JudgeEndpoint]:
-    """Ask the endpoint of each judge; return all with the model that an endpoint serves, if it is only one and none is given.
-
-    Raises as `asked_endpoint`, but an endpoint may serve several models: the environment may say which it wants.
-    """
-    return {
-        name: asyncio.run(_asked_judge(name, endpoint, wait_s, log))
-        if isinstance(endpoint, HTTPEndpoint)
-        else endpoint
-        for name, endpoint in judges.items()
-    }
-
-
-async def _asked_judge(name: str, endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
-    answers = await _answers(endpoint.resolved(), wait_s, log, judge=name)
-    models = {model for answer in answers.values() for model in _models_in(answer) or ()}
-    is_known = endpoint.model is not None or len(models) != 1
-    return endpoint if is_known else endpoint.model_copy(update={"model": models.pop()})
-
-
-async def _asked(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
-    answers = await _answers(endpoint, wait_s, log)
-    if endpoint.model is not None:
-        return endpoint
-    models = {url: _models_in(answer) for url, answer in answers.items()}
-    return endpoint.model_copy(update={"model": _only_model(models, answers)})
-
-
-async def _answers(
-    endpoint: HTTPEndpoint, wait_s: float, log: Log, *, judge: str | None = None
-) -> dict[str, Response]:
-    """Return each replica's answer to the request for its models; raises for a wrong address, key or model."""
-    answers = await wait_until_ready(endpoint, wait_s, log, judge=judge)
-    for url, answer in answers.items():
-        if answer.status == 401 or (answer.status == 403 and not endpoint.model):
-            raise ConfigError(f"{url}/models answered {answer.status} ({_credentials(endpoint, judge)})")
-        if answer.status == 404:
-            await _refuse_missing_path(url, endpoint, judge)
-    for url, answer in answers.items():
-        names = _models_in(answer)
-        if endpoint.model and names and endpoint.model not in names:
-            await _refuse_unknown_model(url, endpoint, names, judge)
-    return answers
-
-
-def _credentials(endpoint: HTTPEndpoint, judge: str | None) -> str:
-    option = "--api-key-var" if judge is None else f"--judge-key-var {judge}=VAR"
-    if endpoint.api_key_env is not None:
-        return f"wrong key in environment variable {endpoint.api_key_env!r}? {option} chooses another"
-    another = f"{option} NAME" if judge is None else option
-    return f"no key was sent; give it in {DEFAULT_KEY_VARIABLE}, or in another variable with {another}"
-
-
-async def _refuse_missing_path(url: str, endpoint: HTTPEndpoint, judge: str | None) -> None:
-    """Raise `ConfigError` for an address without its `/v1`: one that answers 404 where another of this server does not."""
-    others = dict.fromkeys((f"{url}/v1", str(URL(url).origin() / "v1")))
-    option = "-b " if judge is None else f"--judge {judge}={endpoint.model or 'MODEL'}@"
-    async with HTTPClient() as client:
-        for other in others:
-            answer = await probe(f"{other}/models", client, request_headers(endpoint))
-            if isinstance(answer, Response) and answer.status in (200, 401, 403):
-                raise ConfigError(f"{url}/models answered 404; did you mean {option}{other}?")
-
-
-async def _refuse_unknown_model(
-    url: str, endpoint: HTTPEndpoint, names: Sequence[str], judge: str | None
-) -> None:
-    """Raise `ConfigError` for a model that is not listed and not answered for: some servers know more than they list."""
-    one = endpoint.model_copy(
-        update={"base_url": url, "replicas": (), "max_retries": 0, "timeout_s": PROBE_S}
-    )
-    limit, prompt = (
-        ("max_tokens", {"messages": [{"role": "user", "content": "."}]})
-        if endpoint.dialect == "chat"
-        else ("max_output_tokens", {"input": "."})
-    )
-    async with HTTPClient() as client:
-        try:
-            await HTTPBackend(one, client).call({"model": endpoint.model, limit: 1, **prompt})
-        except PolicyError as error:
-            if error.status_code == 404:
-                whose = "" if judge is None else f"judge {judge!r}: "
-                raise ConfigError(
-                    f"{whose}{url} has no model {endpoint.model!r}; it serves {_listed(names)}"
-                ) from None
-
-
-def _only_model(models: Mapping[str, list[str] | None], answers: Mapping[str, Response]) -> str:
-    """Return the model that the first replica with a list serves. Raises `ConfigError` if it is not exactly one."""
-    url, names = next(((url, names) for url, names in models.items() if names is not None), (None, []))
-    if url is None:
-        last, answer = [*answers.items()][-1]
-        said = "did not return a list of models" if answer.status == 200 else f"answered {answer.status}"
-        raise ConfigError(f"give the model with -m: {last}/models {said}")
-    if len(names) != 1:
-        raise ConfigError(f"give the model with -m; {url} serves {_listed(names)}")
-    return names[0]
-
-
-def _models_in(answer: Response) -> list[str] | None:
-    """Return the names of the models that an answer lists; `None` if it is no such list."""
-    models = listed_models(answer)
-    return None if models is None else [model["id"] for model in models]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN_MODELS} more" if len(names) > SHOWN_MODELS else ""
-    return f"{', '.join(names[:SHOWN_MODELS]) or 'none'}{more}"
 
 
 def header_fields(texts: Iterable[str]) -> tuple[tuple[str, SecretStr], ...]:
@@ -238,102 +97,3 @@ def sampling_fields(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
             )
         fields[key] = value
     return tuple(sorted(fields.items()))
-
-
-def replay_files(files: Iterable[str]) -> tuple[str, ...]:
-    """The files that `--replay-file` gives; a directory of `gymgate run` stands for its rollouts, shards included.
-
-    Raises `ConfigError` for what is not there.
-    """
-    from gymgate.runs.layout import ROLLOUTS, run_directories
-
-    paths: list[str] = []
-    for file in files:
-        if not Path(file).exists():
-            raise ConfigError(f"--replay-file {file!r}: there is no such file")
-        if not Path(file).is_dir():
-            paths.append(file)
-        elif runs := [run / ROLLOUTS for run in run_directories(Path(file)) if (run / ROLLOUTS).exists()]:
-            paths += map(str, runs)
-        else:
-            raise ConfigError(f"--replay-file {file!r}: this directory holds no run")
-    return tuple(paths)
-
-
-def recordings_of(endpoint: ReplayEndpoint) -> list[Recording]:
-    """Return the rollouts that can be replayed. Raises `DataError` for a recording that cannot be read."""
-    from gymgate.gateway.replay.recording import recorded_rollouts
-
-    return [recording for recording in recorded_rollouts(endpoint.rollouts) if recording.steps]
-
-
-def only_recorded(sources: Sequence[RowSource], recordings: Sequence[Recording], log: Log) -> list[RowSource]:
-    """Return the sources without the rows that no recording answers: NeMo Gym ships rollouts of other rows, too.
-
-    Rows that cannot be read stay, to be reported. Raises `ConfigError` for a source without any recorded row.
-    """
-    return [_recorded_rows(source, recordings, log) for source in sources]
-
-
-def with_oracles(endpoint: ReplayEndpoint, sources: Sequence[RowSource], log: Log) -> ReplayEndpoint:
-    """Return the endpoint with the calls that rows list as their answer, for sources without any recorded row.
-
-    Raises `DataError` for a recording that cannot be read.
-    """
-    from gymgate.gateway.replay.recording import recorded_rows
-    from gymgate.rollouts.answers import oracle_rollout
-
-    recordings = recordings_of(endpoint)
-    files = []
-    for source in sources:
-        rows = [row for _, row in replace(source, limit=None).readable() if isinstance(row, Row)]
-        rollouts = [] if [*recorded_rows(recordings, rows)] else [oracle_rollout(row.data) for row in rows]
-        if lines := [codec.dumps(rollout) for rollout in rollouts if rollout is not None]:
-            name = source.environment or "rows"
-            log(
-                f"{name}: no row has a recorded rollout; the calls that rows list as their answer are played (oracle)"
-            )
-            files.append(_write_oracle(Path(name).stem, b"\n".join(lines)))
-    return endpoint.model_copy(update={"rollouts": (*endpoint.rollouts, *files)})
-
-
-def _write_oracle(name: str, text: bytes) -> str:
-    """Write recordings to the cache, under a name that shows what they are; return the path."""
-    path = cache_dir() / "rows" / f"oracle-{name}-{hashlib.sha256(text).hexdigest()[:12]}.jsonl"
-    with replacing(path) as file:
-        file.write(text)
-    return str(path)
-
-
-def _recorded_rows(source: RowSource, recordings: Sequence[Recording], log: Log) -> RowSource:
-    from gymgate.gateway.replay.recording import recorded_rows
-
-    source.refuse_empty()
-    whole = list(replace(source, limit=None).readable())
-    rows = [row for _, row in whole if isinstance(row, Row)]
-    recorded = {id(row) for row in recorded_rows(recordings, rows)}
-    if not recorded and rows:
-        raise ConfigError(
-            f"none of the {len(whole)} rows of {source.environment or source.name} has a recorded rollout to replay; give a "
-            "policy endpoint: -b http://host:8000/v1, or recordings of these rows: --replay-file FILE"
-        )
-    if len(recorded) < len(rows):
-        name = source.environment or source.name
-        log(f"{name}: {len(rows) - len(recorded)} of {len(whole)} rows have no recorded rollout")
-    positions = [position for position, row in whole if isinstance(row, DataError) or id(row) in recorded]
-    return replace(source, rows=_SelectedRows(source, positions))
-
-
-class _SelectedRows(Sequence[Row]):
-    """Some of the rows of a source, by their positions there."""
-
-    def __init__(self, source: RowSource, positions: Sequence[int]) -> None:
-        self.source = source.name
-        self._rows = source.rows
-        self._positions = positions
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def __getitem__(self, position: Any) -> Any:
-        return self._rows[self._positions[position]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import click
 from gymgate.cli.environments import environment_configs
 from gymgate.cli.options import GroupedCommand, add_options, complete_environments, is_given, option
 from gymgate.cli.output import Log
-from gymgate.cli.policies import ask_judges
 from gymgate.cli.run import CONDUCT_OPTIONS, SHARD_OPTION, conduct, finish, showing_run
 from gymgate.cli.run_spec import environment_of, overridden, runtime_of
 from gymgate.core.config import EnvironmentConfig, ReplayEndpoint, RuntimeConfig
@@ -22,7 +21,9 @@ from gymgate.gym.runtime import open_catalog
 from gymgate.results.rescore import Rescoring, StoredRun
 from gymgate.runs.metrics import parse_ks
 from gymgate.runs.plan import WHOLE, parse_shard
+from gymgate.runs.policies import ask_judges
 from gymgate.runs.spec import RunSpec
+from gymgate.stack.description import stack_settings
 
 
 @click.command("rescore", cls=GroupedCommand)
@@ -95,16 +96,21 @@ def command(
             stack = spec.stack.model_copy(update={"models": tuple(sorted(judges.items()))})
             spec = spec.model_copy(update={"stack": stack})
         catalog = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=log)
-        found = [catalog.find(each.name, each.config) for each in spec.stack.environments]
+        environments = catalog.named(spec.stack.environments)
         _refuse_code_of_run(
-            context, run, named, list(zip(spec.stack.environments, found, strict=True)), catalog
+            context,
+            run,
+            named,
+            list(zip(spec.stack.environments, environments.values(), strict=True)),
+            catalog,
         )
-        require_needs(spec.stack, found, replayed=True)
+        require_needs(spec.stack, environments.values(), replayed=True)
         rescoring = Rescoring(
             stack=spec.stack,
             policy=ReplayEndpoint(rollouts=(str(stored),)),
             plan=run.plan(parse_shard(shard) if shard is not None else WHOLE),
             names=[str(stored)],
+            stack_settings=stack_settings(spec.stack, catalog, environments),
             limits=spec.limits,
             pace=spec.pace,
             record_bodies=spec.record_bodies,
@@ -142,14 +148,21 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
     file: dict[str, Any] = {"stack": stack}
     if settings:
         stack["runtime"] = {"version": settings["nemo_gym"]}
-        stack["environments"] = settings["environments"]
+        if (interpreter := settings.get("interpreter")) is not None and not is_given(context, "gym"):
+            raise ConfigError(
+                f"{run.path} ran in an interpreter of your own; give it here to use it: "
+                f"--gym {settings['nemo_gym']}@{interpreter}"
+            )
+        stack["environments"] = (
+            [] if named else [_stored_environment(each, run) for each in settings["environments"]]
+        )
         stack["models"] = {
             name: judge for name, judge in settings.get("judges", {}).items() if isinstance(judge, str)
         }
         file["limits"] = settings["limits"]
     runtime = RuntimeConfig.model_validate(runtime_of(context, file))
     before = {config["name"]: config for config in settings.get("environments", ())}
-    names: list[Any] = [before.get(name, name) for name in named]
+    names: list[Any] = [_stored_environment(before[name], run) if name in before else name for name in named]
     if not named and not before:
         names = run.environments
         if run.is_gym:
@@ -170,7 +183,7 @@ def _refuse_code_of_run(
     Raises `ConfigError` with the options that would use them.
     """
     values = context.params
-    stored = {config["name"]: config for config in run.settings.get("environments", ())}
+    stored = {config.get("path", config["name"]): config for config in run.settings.get("environments", ())}
     names = [config.name for config, _ in environments]
     from_options = environment_configs(names, values["config"], values["agent"], values["settings"])
     missing: list[str] = []
@@ -199,6 +212,18 @@ def _refuse_code_of_run(
 def _is_in(path: Path, catalog: Catalog) -> bool:
     """Whether a file is the release's, or below a directory that the command line gives."""
     return any(path.resolve().is_relative_to(root.resolve()) for root in catalog.roots)
+
+
+def _stored_environment(settings: Mapping[str, Any], run: StoredRun) -> dict[str, Any]:
+    """Return the config of an environment in a run's settings. Raises `ConfigError` if only a stack's server has it whole."""
+    if not isinstance(settings["overrides"], list):
+        raise ConfigError(
+            f"{run.path} ran on a stack server that overrides settings of {settings['name']!r} and keeps their values; "
+            "give the environment: --env ENV"
+        )
+    config = {**settings, "name": settings.get("path", settings["name"])}
+    config.pop("path", None)
+    return config
 
 
 def _environment_of(agent: str, run: StoredRun, catalog: Catalog) -> str:

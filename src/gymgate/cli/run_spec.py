@@ -12,16 +12,7 @@ import click
 from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges
 from gymgate.cli.options import EndpointOptions, given_fields, is_given, key_variable
 from gymgate.cli.output import Log
-from gymgate.cli.policies import (
-    ask_judges,
-    asked_endpoint,
-    endpoint_fields,
-    only_recorded,
-    recordings_of,
-    refuse_without_endpoint,
-    replay_files,
-    with_oracles,
-)
+from gymgate.cli.policies import endpoint_fields, refuse_without_endpoint
 from gymgate.core.config import (
     EnvironmentConfig,
     HTTPEndpoint,
@@ -40,9 +31,18 @@ from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row
 from gymgate.runs.pace import Pace, parse_budgets
 from gymgate.runs.plan import RolloutPlan, Shard, parse_seeds
+from gymgate.runs.policies import (
+    ask_judges,
+    asked_endpoint,
+    only_recorded,
+    recordings_of,
+    replay_files,
+    with_oracles,
+)
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.run import Collection
 from gymgate.runs.spec import RunSpec, read_spec
+from gymgate.stack.description import stack_settings
 
 REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL calls a model"
 ROWS = (".jsonl", ".ndjson")
@@ -147,11 +147,12 @@ def _environments(
         [config.name for config in configs], values["config"], values["agent"], values["settings"]
     )
     return [
-        config.model_copy(
-            update={
+        EnvironmentConfig.model_validate(
+            {
+                **config.model_dump(),
                 **given,
                 **({"config": option.config} if option.config else {}),
-                "overrides": tuple((dict(config.overrides) | dict(option.overrides)).items()),
+                "overrides": dict(config.overrides) | dict(option.overrides),
             }
         )
         for config, option in zip(configs, options, strict=True)
@@ -180,9 +181,10 @@ def make_collection(
         judges = ask_judges(dict(stack.models), spec.wait_for_policy_s or 0, log)
         stack = stack.model_copy(update={"models": tuple(sorted(judges.items()))})
     catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
-    found = [catalog.find(each.name, each.config) for each in stack.environments]
+    environments = catalog.named(stack.environments)
+    found = [*environments.values()]
     require_needs(stack, found, replayed=not isinstance(policy, HTTPEndpoint))
-    sources = open_sources(spec.data, found, spec.rows)
+    sources = open_sources(spec.data, environments, spec.rows)
     if not isinstance(policy, HTTPEndpoint):
         if policy is None:
             policy = with_oracles(replay_of(found), sources, log)
@@ -193,6 +195,7 @@ def make_collection(
         policy=policy,
         plan=RolloutPlan(sources, repeats=spec.repeats, seeds=spec.seeds, shard=shard),
         names=[spec.data],
+        stack_settings=stack_settings(stack, catalog, environments) if stack.server is None else {},
         limits=spec.limits,
         pace=spec.pace,
         record_bodies=spec.record_bodies,

@@ -13,9 +13,9 @@ import click
 from gymgate.cli.interrupts import serve_interruptibly
 from gymgate.cli.options import gym_option, host_option, number_option, port_option, replay_file_option
 from gymgate.cli.output import log
-from gymgate.cli.policies import replay_files
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
+from gymgate.runs.policies import replay_files
 from gymgate.stack.sync import LoopThread
 
 

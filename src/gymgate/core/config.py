@@ -35,6 +35,8 @@ DEFAULT_NEMO_GYM = "0.7.0"
 SUPPORTED_NEMO_GYM = ("0.7.0", "0.6.0")
 """Releases that gymgate is tested with, newest first; any other runs with a warning."""
 
+DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
+"""Environment variable with the key of an endpoint for which a command names none."""
 POLICY = "policy_model"
 """Name of the policy's model server in every NeMo Gym config. Any other model server is a judge or a user simulator."""
 
@@ -52,10 +54,10 @@ class _FrozenDict(dict[str, Any]):
         return hash(frozenset(self.items()))
 
 
-def _pairs(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    return tuple(sorted(value.items(), key=lambda item: str(item[0])))
+PAIRS = BeforeValidator(lambda value: tuple(value.items()) if isinstance(value, Mapping) else value)
+"""Validator of a field of pairs, which may be given as a mapping."""
+SORTED = AfterValidator(lambda pairs: tuple(sorted(pairs, key=lambda pair: pair[0])))
+"""Validator of a field of pairs whose order means nothing."""
 
 
 def short_for(field: str) -> BeforeValidator:
@@ -96,13 +98,11 @@ def _setting(pair: tuple[str, Any]) -> tuple[str, Any]:
         raise ValueError(f"{name!r}: {error}") from None
 
 
-Settings = Annotated[
-    tuple[Annotated[tuple[str, Any], AfterValidator(_setting)], ...], BeforeValidator(_pairs)
-]
+Settings = Annotated[tuple[Annotated[tuple[str, Any], AfterValidator(_setting)], ...], PAIRS, SORTED]
 """Names with JSON values, which may be given as a mapping; hashable at any depth."""
 
 
-Headers = Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(_pairs)]
+Headers = Annotated[tuple[tuple[str, SecretStr], ...], PAIRS, SORTED]
 """Names and values of HTTP headers, which may be given as a mapping."""
 
 
@@ -320,7 +320,7 @@ class StackConfig(StackSettings):
     ] = Field(min_length=1)
     """Names or `EnvironmentConfig`s, or only one."""
     runtime: RuntimeConfig = RuntimeConfig()
-    models: Annotated[tuple[tuple[str, JudgeEndpoint], ...], BeforeValidator(_pairs)] = ()
+    models: Annotated[tuple[tuple[str, JudgeEndpoint], ...], PAIRS, SORTED] = ()
     """Endpoint of each judge or user simulator that a config names, by instance name; `"*"` is for all others. `"policy"`
     sends its calls to the rollout's own policy endpoint; `"none"` starts the stack without an endpoint, and a rollout that
     calls it fails. An environment is refused if its judge has no entry here."""

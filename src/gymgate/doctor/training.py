@@ -106,9 +106,7 @@ async def _check_policy(
 def _find_environments(spec: RunSpec | None) -> None:
     """Raise `ConfigError` for an environment that is not there, unless only an installation could tell."""
     if spec is not None and (runtime := find_runtime(spec.stack.runtime)):
-        catalog = Catalog(runtime.site, runtime.version)
-        for environment in spec.stack.environments:
-            catalog.find(environment.name)
+        Catalog(runtime.site, runtime.version).named(spec.stack.environments)
 
 
 def _stack(
@@ -118,12 +116,11 @@ def _stack(
     runtime = ensure_runtime(spec.stack.runtime)
     catalog = Catalog(runtime.site, runtime.version)
     rows = {}
-    for config in spec.stack.environments:
-        environment = catalog.find(config.name)
+    for name, environment in catalog.named(spec.stack.environments).items():
         row = next(iter(open_rows(spec.data, environment=environment)), None)
         if row is None:
-            raise DataError(f"{spec.data!r} has no row of {config.name!r}; give a file with --data")
-        rows[config.name] = rows[environment.name] = row.data
+            raise DataError(f"{spec.data!r} has no row of {name!r}; give a file with --data")
+        rows[name] = row.data
     judge: JudgeEndpoint = (
         HTTPEndpoint(base_url=f"{server_root(url)}/v1", model=served.model) if url else "policy"
     )

@@ -106,16 +106,19 @@ class RowSource:
 
 
 def open_sources(
-    source: str, environments: Sequence[Environment], limit: int | None = None
+    source: str, environments: Mapping[str, Environment], limit: int | None = None
 ) -> list[RowSource]:
     """Open packaged data of each environment by name, or one file for all of them, whose rows then name their agents.
 
-    `limit` is how many rows to take of each. Raises as `open_rows`.
+    `environments` are as `Catalog.named` returns them; `limit` is how many rows to take of each. Raises as `open_rows`.
     """
     is_file = source.startswith("hf:") or os.sep in source or Path(source).expanduser().is_file()
     if len(environments) > 1 and is_file:
         return [RowSource(open_rows(source, environment=None), None, limit)]
-    return [RowSource(open_rows(source, environment=each), each.name, limit) for each in environments]
+    return [
+        RowSource(open_rows(source, environment=environment), name, limit)
+        for name, environment in environments.items()
+    ]
 
 
 def open_rows(source: str, *, environment: Environment | None) -> Rows:

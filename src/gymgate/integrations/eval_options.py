@@ -153,14 +153,14 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
         return {name: getattr(self, name) for name in cls.model_fields}
 
     def find_environments(self, progress: Callable[[str], None]) -> dict[str, Environment]:
-        """Return the catalog's entry for each environment, by name; installs nemo-gym if it is not there.
+        """Return the catalog's entry for each environment, as `Catalog.named` does; installs nemo-gym if it is not there.
 
         Raises `ConfigError`, with similar names, for an unknown environment.
         """
         from gymgate.gym.runtime import open_catalog
 
-        catalog = open_catalog(self.run_spec().stack.runtime, self.component_roots, progress=progress)
-        return {name: catalog.find(name, self.config) for name in self.environment_names()}
+        stack = self.run_spec().stack
+        return open_catalog(stack.runtime, stack.component_roots, progress=progress).named(stack.environments)
 
 
 def _endpoint(value: Any) -> Any:

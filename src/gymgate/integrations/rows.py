@@ -60,7 +60,7 @@ def _rows(options: EvalOptions, progress: Progress) -> Iterator[tuple[str, Row]]
         for name, environment in environments.items()
         for agent in environment.config(options.config).agents
     }
-    sources = open_sources(options.data, list(environments.values()), options.rows)
+    sources = open_sources(options.data, environments, options.rows)
     for source, name in zip(sources, environments, strict=False):  # one source for all, or one of each
         own = None if source.environment is None else name
         for row in islice(source.rows, source.limit):

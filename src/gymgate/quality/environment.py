@@ -105,8 +105,8 @@ async def _check(
             acquire(_stack_config(request, environment, config, endpoint)) as stack,
         ):
             ready_s = time.monotonic() - began
-            status = await stack.status()
-            logs = ServerLogs(Path(status["environments"][request.environment]["logs"]))
+            [running] = (await stack.status())["environments"].values()
+            logs = ServerLogs(Path(running["logs"]))
             replayer = Replayer(stack, request, environment, config, judge, logs)
             results = await replayer.replay(recorded) if request.replay else []
             fields = summarize(results, replayer, environment)

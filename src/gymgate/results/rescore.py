@@ -206,7 +206,7 @@ def where_to_run(stored: StoredRollout, stack: Stack) -> tuple[str | None, str |
 
     Raises `ConfigError` if the stack has neither.
     """
-    configs = {config.name: config for config in stack.config.environments}
+    configs = {stack.names[config.name]: config for config in stack.config.environments}
     only = next(iter(configs.values())) if len(configs) == 1 else None
     config = configs.get(stored.environment, only)
     info = stack.agents.get(stored.agent)
@@ -217,8 +217,9 @@ def where_to_run(stored: StoredRollout, stack: Stack) -> tuple[str | None, str |
         )
     if config is None:
         return None, stored.agent
-    same = info is not None and info.environment == config.name and config.agent is None
-    return config.name, stored.agent if same else None
+    name = stack.names[config.name]
+    same = info is not None and info.environment == name and config.agent is None
+    return name, stored.agent if same else None
 
 
 def as_recorded(rollout: Rollout) -> Rollout:

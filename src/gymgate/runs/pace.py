@@ -7,9 +7,9 @@ import resource
 import typing
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from gymgate.core.config import Config
 from gymgate.core.errors import ConfigError, ErrorKind
@@ -28,8 +28,11 @@ class Pace(Config):
 
     concurrency: int = Field(default=64, ge=1)
     """Concurrent rollouts."""
-    budgets: Mapping[ErrorKind, int] = Field(default_factory=lambda: dict(DEFAULT_BUDGETS))
-    """Retries of a failed rollout, by the class of its error."""
+    budgets: Annotated[
+        Mapping[ErrorKind, Annotated[int, Field(ge=0)]],
+        BeforeValidator(lambda value: {**DEFAULT_BUDGETS, **value} if isinstance(value, Mapping) else value),
+    ] = Field(default_factory=lambda: dict(DEFAULT_BUDGETS))
+    """Retries of a failed rollout, by the class of its error. Those that are not set keep this default."""
     fsync_s: float = Field(default=1.0, ge=0)
     """Seconds between two syncs of the run's directory to disk; 0: after each rollout."""
     stall_s: float = Field(default=120.0, gt=0)
@@ -49,8 +52,8 @@ class Pace(Config):
 
 
 def parse_budgets(texts: Iterable[str]) -> dict[ErrorKind, int]:
-    """`CLASS=N`, or `N` for every class but data, over the defaults. Raises `ConfigError`."""
-    budgets = dict(DEFAULT_BUDGETS)
+    """`CLASS=N`, or `N` for every class but data. Raises `ConfigError`."""
+    budgets: dict[ErrorKind, int] = {}
     for text in texts:
         name, equals, number = text.rpartition("=")
         kinds = typing.get_args(ErrorKind)

@@ -67,6 +67,8 @@ class Collection:
     progress: RunProgress = field(default_factory=RunProgress)
     in_flight: dict[Identity, tuple[float, PlannedRollout]] = field(default_factory=dict)
     """With the start, as of `time.monotonic`."""
+    stack_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the stack, as far as they are known before it reports its own."""
     _kept: RunDirectory | None = field(default=None, init=False)
     """The directory while it is open."""
     _on_rollout: OnRollout | None = field(default=None, init=False)
@@ -76,6 +78,10 @@ class Collection:
     def __post_init__(self) -> None:
         if self.output is not None:
             checked_output(self.output)
+        if isinstance(self.policy, HTTPEndpoint) and "seed" in dict(self.policy.sampling):
+            raise ConfigError(
+                "one seed in sampling would make every rollout of a row the same; use seeds (--seeds)"
+            )
 
     @property
     def draining(self) -> bool:
@@ -95,7 +101,7 @@ class Collection:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that a resume must share, as JSON values."""
-        return settings_of(self.stack, self.policy, self.limits, self.names)
+        return {**settings_of(self.policy, self.limits, self.names), **self.stack_settings}
 
     def drain(self) -> None:
         """Start nothing more; `run` returns when the rollouts under way have finished."""
@@ -170,6 +176,9 @@ class Collection:
         while True:
             try:
                 async with self._acquire() as stack:
+                    self.stack_settings = stack.described["settings"]
+                    if self._kept is not None:
+                        self._kept.add_settings(self.settings())
                     on_ready(self.progress)
                     return await self._collect(stack, self.plan.rollouts(done), policy_wait)
             except StackLostError as error:

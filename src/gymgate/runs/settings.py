@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymgate.core.config import (
-    CallableEndpoint,
-    EnvironmentConfig,
-    HTTPEndpoint,
-    ReplayEndpoint,
-    RolloutLimits,
-    StackConfig,
-    dotted,
-)
+from gymgate.core.config import HTTPEndpoint, RolloutLimits, dotted
 from gymgate.runs.plan import RolloutPlan
+from gymgate.stack.description import endpoint_settings, resolved_source
 
 if TYPE_CHECKING:
     from gymgate.stack import Policy
@@ -34,17 +26,16 @@ _PARAMETER = re.compile(r"(?i)(?<=[?&])([\w-]*(?:key|token|secret|password|auth)
 """A secret in the query of a URL."""
 
 
-def settings_of(
-    stack: StackConfig, policy: Policy, limits: RolloutLimits, sources: Sequence[str]
-) -> dict[str, Any]:
-    """The settings as JSON values, without the policy's key, headers and address."""
+OF_THE_STACK = ("nemo_gym", "interpreter", "environments", "judges", "models")
+"""Settings that a stack reports once it is up: see `Stack.described`."""
+
+
+def settings_of(policy: Policy, limits: RolloutLimits, sources: Sequence[str]) -> dict[str, Any]:
+    """Return a run's settings apart from those of its stack, as JSON values, without the policy's key, headers and address."""
     unused = None if isinstance(policy, HTTPEndpoint) else {"context_overflow"}
     return {
-        "sources": [_source(source) for source in sources],
-        "nemo_gym": stack.runtime.version,
-        "environments": [_environment(environment) for environment in stack.environments],
-        "judges": {name: _endpoint(endpoint) for name, endpoint in stack.models},
-        "policy": _endpoint(policy),
+        "sources": [resolved_source(source) for source in sources],
+        "policy": endpoint_settings(policy),
         "limits": limits.model_dump(exclude=unused),
     }
 
@@ -70,8 +61,15 @@ def extent_of(plan: RolloutPlan) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the differences between two runs' settings, as `name: OLD there, NEW here`."""
-    old, new = leaves(before), leaves(now)
+    """Return the differences between two runs' settings, as `name: OLD there, NEW here`.
+
+    What only a stack knows is no difference where it has not reported it.
+    """
+    unknown = {*OF_THE_STACK} - (before.keys() & now.keys())
+    old, new = (
+        leaves({name: value for name, value in settings.items() if name not in unknown})
+        for settings in (before, now)
+    )
     return [
         f"{name}: {_shown(old.get(name))} there, {_shown(new.get(name))} here"
         for name in sorted({*old, *new})
@@ -90,7 +88,7 @@ def leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
 def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's settings by dotted key, for a place where others see them: without what may be a secret."""
     environments = [
-        {**each, "overrides": dict(each.get("overrides") or ())}
+        {**each, "overrides": dict(each["overrides"])} if isinstance(each.get("overrides"), list) else each
         for each in settings.get("environments") or ()
     ]
     found = leaves({**settings, **({"environments": environments} if environments else {})})
@@ -109,39 +107,6 @@ def _masked(name: str, value: Any) -> Any:
 
 def _is_of_mappings(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
-
-
-def _environment(config: EnvironmentConfig) -> dict[str, Any]:
-    """Every setting that differs from its default, and those that a run has always held."""
-    changed = config.model_dump(mode="json", exclude_defaults=True)
-    return {**config.model_dump(mode="json", include={"name", "config", "agent", "overrides"}), **changed}
-
-
-def _source(source: str) -> str:
-    path = Path(source)
-    return str(path.resolve()) if path.exists() else source
-
-
-def _endpoint(endpoint: Any) -> Any:
-    if isinstance(endpoint, HTTPEndpoint):
-        return {
-            "type": "http",
-            "model": endpoint.model,
-            "dialect": endpoint.dialect,
-            "sampling": dict(endpoint.sampling),
-            **({"strict_tools": True} if endpoint.strict_tools else {}),
-        }
-    if isinstance(endpoint, ReplayEndpoint):
-        return {
-            "type": "replay",
-            "rollouts": [_source(path) for path in endpoint.rollouts],
-            "index": endpoint.index,
-        }
-    if isinstance(endpoint, CallableEndpoint):
-        return {"type": "callable", "name": endpoint.name}
-    if isinstance(endpoint, str):
-        return endpoint
-    return {"type": "callable", "name": getattr(endpoint, "__qualname__", type(endpoint).__name__)}
 
 
 def _shown(value: Any) -> str:

@@ -10,17 +10,21 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from gymgate.core.config import Config, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
+from gymgate.core.config import (
+    PAIRS,
+    SORTED,
+    Config,
+    HTTPEndpoint,
+    ReplayEndpoint,
+    RolloutLimits,
+    StackConfig,
+)
 from gymgate.core.errors import ConfigError
 from gymgate.runs.costs import Price, refuse_price_of_replay
 from gymgate.runs.pace import Pace
 
 SECRET = {"api_key", "headers"}
 """Fields of an endpoint that are shown nowhere."""
-
-
-def _pairs(value: Any) -> Any:
-    return tuple(value.items()) if isinstance(value, Mapping) else value
 
 
 def _policy(value: Any) -> Any:
@@ -80,7 +84,7 @@ class RunSpec(RowSettings, RolloutSpec):
     """Concurrency, retries, and when the run warns or stops."""
     record_bodies: bool = False
     """Keep each model call's request and response in the run's directory."""
-    prices: Annotated[tuple[tuple[str, Price], ...], BeforeValidator(_pairs)] = ()
+    prices: Annotated[tuple[tuple[str, Price], ...], PAIRS, SORTED] = ()
     """Dollars per million input and output tokens by model server, e.g. `{policy_model: [0.15, 0.60]}`; `*` is each judge
     without its own price."""
 

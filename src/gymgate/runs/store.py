@@ -91,6 +91,7 @@ class RunDirectory(Container[Identity]):
     """A run's directory, open for writing by this process alone. What it holds is read once, when it is opened."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.rollouts = LineLog(path / ROLLOUTS)
         self.failures = LineLog(path / FAILURES)
         self.done = IdentitySet()
@@ -120,6 +121,10 @@ class RunDirectory(Container[Identity]):
         assert rollout.error is not None
         self.failures.append(failure_line(rollout, final=final))
         self._count_failure(rollout.identity, rollout.error.kind, final=final)
+
+    def add_settings(self, settings: Mapping[str, Any]) -> None:
+        """Add what the stack says of itself. Raises `ConfigError` if the run has rollouts of another one."""
+        _settle_settings(self.path, settings, read_run(self.path)["extent"], None)
 
     def __contains__(self, identity: object) -> bool:
         """Whether a rollout finished or failed permanently: it is not run again."""
@@ -203,6 +208,7 @@ def _settle_settings(
                 f"{path} holds a run with other settings ({'; '.join(changed)}); choose another -o"
             )
         created = before.get("created")
+        settings = {**before["settings"], **settings}
     elif (path / ROLLOUTS).exists():
         raise ConfigError(
             f"{path} has a {ROLLOUTS} but no {RUN}: it is not a run of gymgate's; choose another -o"

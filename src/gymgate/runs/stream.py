@@ -21,6 +21,7 @@ from gymgate.runs.run import Collection, Log, ignore
 from gymgate.runs.settings import extent_of
 from gymgate.runs.tracing import Tracer
 from gymgate.stack import Policy
+from gymgate.stack.description import stack_settings
 
 
 async def collect(
@@ -66,7 +67,7 @@ async def collect(
     else:
         chosen: Any = environments
         stack = StackConfig(environments=chosen, runtime=runtime or RuntimeConfig())
-    sources, names = await asyncio.to_thread(_sources, stack, rows, limit)
+    sources, known = await asyncio.to_thread(_sources, stack, rows, limit)
     pace = pace or Pace()
     plan = await asyncio.to_thread(
         RolloutPlan,
@@ -79,7 +80,8 @@ async def collect(
         stack=stack,
         policy=policy,
         plan=plan,
-        names=names,
+        names=[str(rows) if isinstance(rows, str | Path) else "rows"],
+        stack_settings=known,
         output=Path(output) if output is not None else None,
         limits=limits or RolloutLimits(),
         pace=pace if concurrency is None else pace.model_copy(update={"concurrency": concurrency}),
@@ -135,11 +137,12 @@ async def _rollouts_of(run: Collection, *, include_finished: bool) -> AsyncGener
 
 def _sources(
     stack: StackConfig, rows: str | Path | Iterable[Mapping[str, Any]], limit: int | None
-) -> tuple[list[RowSource], list[str]]:
-    if not isinstance(rows, str | Path):
-        only = stack.environments[0].name if len(stack.environments) == 1 else None
-        listed = [make_row(dict(row), "rows", number) for number, row in enumerate(rows, 1)]
-        return [RowSource(listed, only, limit)], ["rows"]
+) -> tuple[list[RowSource], dict[str, Any]]:
+    """Return the rows, and what can be known of the stack before it is up."""
     catalog = open_catalog(stack.runtime, stack.component_roots)
-    environments = [catalog.find(each.name, each.config) for each in stack.environments]
-    return open_sources(str(rows), environments, limit), [str(rows)]
+    environments = catalog.named(stack.environments)
+    settings = stack_settings(stack, catalog, environments) if stack.server is None else {}
+    if isinstance(rows, str | Path):
+        return open_sources(str(rows), environments, limit), settings
+    listed = [make_row(dict(row), "rows", number) for number, row in enumerate(rows, 1)]
+    return [RowSource(listed, next(iter(environments)) if len(environments) == 1 else None, limit)], settings

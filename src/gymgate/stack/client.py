@@ -70,7 +70,8 @@ class Lease:
         """The process at the other end, if this process started it."""
         self.pid = os.getpid()
         self.agents: dict[str, AgentInfo] = {}
-        self.gateway_url = ""
+        self.described: dict[str, Any] = {}
+        """What the daemon says of its stack once it is up; see `RunningStack.describe`."""
         self.progress: Progress | None = None
         self.loop = asyncio.get_running_loop()
         self.callables: dict[str, CallableBackend] = {}
@@ -88,10 +89,10 @@ class Lease:
         """Take the lease. Returns when the stack is up; raises the error that it failed with."""
         self._shared = config.share == "machine"
         self._watch(missed=0, heard=self.peer.heard)
-        described = await self.peer.call("hello", protocol=PROTOCOL, config=stack_to_wire(config))
+        wire = stack_to_wire(config)
+        self.described = described = await self.peer.call("hello", protocol=PROTOCOL, config=wire)
         try:
             self.agents = {name: AgentInfo(**agent) for name, agent in described["agents"].items()}
-            self.gateway_url = described["gateway_url"]
             self._daemon_pid = described["pid"]
         except (LookupError, TypeError, AttributeError):
             raise StackLostError("what answered does not describe a stack") from None
@@ -218,9 +219,21 @@ class Stack:
         return self._last.agents
 
     @property
+    def described(self) -> Mapping[str, Any]:
+        """What the stack said of itself when it was up; see `RunningStack.describe`."""
+        return self._last.described
+
+    @property
     def gateway_url(self) -> str:
         """The URL of the policy model for Gym's servers."""
-        return self._last.gateway_url
+        url: str = self.described["gateway_url"]
+        return url
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The name of each environment in rollouts, by its name or path in the config."""
+        names: dict[str, str] = self.described["names"]
+        return names
 
     async def run(
         self,
@@ -275,7 +288,8 @@ class Stack:
                 if lease is None:
                     waited = "the stack, which was lost, was not up again"
                 error = RolloutTimeoutError(f"Timed out after {limits.timeout_s:g} s; {waited}")
-                return failed_rollout(error, id=rollout_id, environment=environment or "", agent=agent or "")
+                name = self.names.get(environment or "", environment or "")
+                return failed_rollout(error, id=rollout_id, environment=name, agent=agent or "")
 
     async def forward(self, message: Mapping[str, Any], row: bytes) -> Reply:
         """Run a row as the lease of another process asks, and return the daemon's answer to that."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import secrets
@@ -161,8 +160,7 @@ class RayPool:
         self._up = True
         self._in_background(self._keep_looking())
         first = next(stack for stack in self.stacks.values() if stack.up).connection
-        agents = {name: dataclasses.asdict(agent) for name, agent in first.agents.items()}
-        return {"agents": agents, "gateway_url": first.gateway_url, "pid": os.getpid()}
+        return {**first.described, "pid": os.getpid()}
 
     async def _wait_for_start(self) -> None:
         started = time.monotonic()

@@ -20,6 +20,7 @@ from gymgate.gym.needs import sandbox_requirements, telemetry_requirements
 from gymgate.gym.runtime import Runtime, ensure_runtime, open_catalog
 from gymgate.gym.runtime.command import Progress
 from gymgate.stack.containers import Containers
+from gymgate.stack.description import served_models, stack_settings
 from gymgate.stack.environment import RunningEnvironment, StackContext
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.hangs import HangWatch, processes_of
@@ -49,8 +50,9 @@ class RunningStack:
         self._exits = AsyncExitStack()
         self._fork_servers = ForkServerPool(config, directory, progress)
         self._containers = Containers()
-        self._asked_as: dict[str, str] = {}
-        """An environment's name in the catalog, `letter_share`, to the name or path in the config."""
+        self._names: dict[str, str] = {}
+        """An environment's name or path in the config to its name, which `environments` has."""
+        self._settings: dict[str, Any] = {}
 
     async def start(self) -> None:
         """Return when every server listens.
@@ -75,6 +77,7 @@ class RunningStack:
         limit = asyncio.Semaphore(STARTING_AT_ONCE)
         async with task_group() as group:
             starts = [group.create_task(_start(item, limit)) for item in self.environments.values()]
+            self._settings["models"] = await served_models(self.config)
         failures = [failure for start in starts if (failure := start.result()) is not None]
         if len(failures) == len(starts):
             raise failures[0]
@@ -105,13 +108,20 @@ class RunningStack:
         remove_ray_directories()
 
     def describe(self) -> dict[str, Any]:
-        """Return what a client needs to know once the stack is up."""
+        """Return what a client needs to know once the stack is up: its agents, the gateway's URL, the name in rollouts of each
+        environment by its name in the config, and the settings that can change a reward (see `stack_settings`), with the
+        models of judges that name none."""
         agents = {
             name: {"environment": environment.name, "instance": name, "type": type_}
             for environment in self.environments.values()
             for name, type_ in environment.agents.items()
         }
-        return {"agents": agents, "gateway_url": self.gateway.url}
+        return {
+            "agents": agents,
+            "gateway_url": self.gateway.url,
+            "names": self._names,
+            "settings": self._settings,
+        }
 
     def status(self) -> dict[str, Any]:
         """Return the state of everything, for people and tests."""
@@ -141,7 +151,7 @@ class RunningStack:
         """
         candidates = [*self.environments.values()]
         if environment is not None:
-            name = environment if environment in self.environments else self._asked_as.get(environment)
+            name = self._names.get(environment, environment)
             if name not in self.environments:
                 known = ", ".join(sorted(self.environments))
                 raise ConfigError(f"environment {environment!r} is not in this stack; there is {known}")
@@ -176,16 +186,17 @@ class RunningStack:
                 f"warning: gymgate is not tested with nemo-gym {base.version}, only with {tested}; trying it"
             )
         resolved = []
-        for spec in config.environments:
-            environment = catalog.find(spec.name, spec.config)
-            self._asked_as.setdefault(environment.name, spec.name)
+        environments = catalog.named(config.environments)
+        self._names = {spec.name: name for spec, name in zip(config.environments, environments, strict=True)}
+        self._settings = stack_settings(config, catalog, environments)
+        for spec, (name, environment) in zip(config.environments, environments.items(), strict=True):
             chosen = environment.config(spec.config)
             runtime = base
             of_sandbox = sandbox_requirements(spec, base, config.env_vars)
             of_telemetry = telemetry_requirements(spec, chosen.all_files, base.version)
             if requirements := (*chosen.requirements, *of_sandbox, *of_telemetry):
                 runtime = ensure_runtime(config.runtime, requirements, progress=self._progress)
-            resolved.append((spec, chosen.all_files, runtime))
+            resolved.append((spec.model_copy(update={"name": name}), chosen.all_files, runtime))
         return resolved
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
+import hashlib
 import logging
 import resource
 import secrets
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ValidationError
@@ -222,16 +222,28 @@ class _Caller:
         except ValidationError as error:
             raise ConfigError(validation_message(error)) from None
         refuse_settings(config)
-        agents = {name: dataclasses.asdict(agent) for name, agent in self.stack.agents.items()}
-        served = {environment.name for environment in self.stack.config.environments}
+        described = self.stack.described
+        served = {**{name: name for name in described["names"].values()}, **described["names"]}
         requested = {environment.name for environment in config.environments}
-        if unknown := requested - served.union(agent["environment"] for agent in agents.values()):
+        if unknown := requested - served.keys():
             raise ConfigError(
                 f"environment {min(unknown)!r} is not served here; there is {', '.join(sorted(served))}"
             )
-        self._environment = requested.pop() if len(requested) == 1 else None
+        self._environment = min(requested) if len(requested) == 1 else None
         self.peer.max_frame = MAX_FRAME
-        return {"agents": agents, "gateway_url": self.stack.gateway_url, "pid": None}
+        names = {name: served[name] for name in requested}
+        of_all = described["settings"]
+        environments = [
+            {**each, "overrides": _digest(each["overrides"])}
+            for each in of_all["environments"]
+            if each["name"] in names.values()
+        ]
+        return {
+            **described,
+            "names": names,
+            "settings": {**of_all, "environments": environments},
+            "pid": None,
+        }
 
     def _pong(self, _: dict[str, Any]) -> None:
         if self.peer.writable:  # else a caller that never reads fills the memory
@@ -307,3 +319,8 @@ async def _is_here(host: str, port: int) -> bool:
             probe.bind((address[0], 0, *address[2:]))
             return True
     return False
+
+
+def _digest(overrides: Sequence[Any]) -> str | Sequence[Any]:
+    """Return what tells settings of this machine apart, without their values: these may be secrets."""
+    return f"sha256:{hashlib.sha256(codec.dumps(overrides)).hexdigest()[:16]}" if overrides else overrides

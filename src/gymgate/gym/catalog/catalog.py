@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from gymgate.core.config import EnvironmentConfig
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import shipped
 from gymgate.gym.catalog.model import (
@@ -102,6 +103,25 @@ class Catalog:
         around = dict.fromkeys(root for path in paths for root in roots_around(path, _KINDS))
         config = self._user_scanner(*around).combined(joined_name(names), paths)
         return replace(environment, configs=(*environment.configs, config))
+
+    def named(self, configs: Iterable[EnvironmentConfig]) -> dict[str, Environment]:
+        """Return the environments of a stack, in order, by the name that its rows, rollouts and runs know each by.
+
+        It is the bare name, after its kind if the bare one means another environment. Two of a user's own that would share a
+        name keep the names in their configs. Raises as `find`.
+        """
+        found = [(config.name, self.find(config.name, config.config)) for config in configs]
+        names = [self._name(environment) for _, environment in found]
+        return {
+            name if names.count(name) == 1 else given: environment
+            for name, (given, environment) in zip(names, found, strict=True)
+        }
+
+    def _name(self, environment: Environment) -> str:
+        if environment.kind == "config":
+            return environment.name
+        bare = environment.kind != AGENT_KIND and self._environment(environment.name).path == environment.path
+        return environment.name if bare else environment.known_as
 
     def look_up(self, name: str, configs: Sequence[str] = ()) -> Environment:
         """Return the environment as `find` does, to read about it. What ships with gymgate need not be installed."""

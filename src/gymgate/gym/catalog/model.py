@@ -212,7 +212,10 @@ class Environment:
     @property
     def known_as(self) -> str:
         """The name that means this environment and no other on the command line."""
-        return str(self.path) if self.kind == "config" else f"{self.kind}/{self.name}"
+        if self.kind != "config":
+            return f"{self.kind}/{self.name}"
+        own = [config.path for config in self.configs if not config.files]
+        return str(own[0] if [path.stem for path in own] == [self.name] else self.path)
 
     def _no_data(self, name: str) -> str:
         declared = {dataset.name: dataset.path for config in self.configs for dataset in config.datasets}

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
-from gymgate.core.config import RuntimeConfig
+from gymgate.core.config import EnvironmentConfig, RuntimeConfig
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.gym.catalog import Catalog
+from gymgate.gym.catalog import Environment
 from gymgate.gym.rows import open_rows
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row, blend
@@ -108,8 +108,11 @@ def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
     """
     if isinstance(files, Mapping):
         named = {str(name): _settings(str(name), source) for name, source in files.items()}
-        catalog = open_catalog(runtime)
-        sources = [_open_source(catalog, name, **settings) for name, settings in named.items()]
+        environments = open_catalog(runtime).named(EnvironmentConfig(name=name) for name in named)
+        sources = [
+            _open_source(name, environment, **settings)
+            for (name, environment), settings in zip(environments.items(), named.values(), strict=True)
+        ]
     else:
         names = [files] if isinstance(files, str) else list(files) if isinstance(files, Iterable) else []
         sources = [WeightedSource("", open_rows(str(name), environment=None)) for name in names]
@@ -134,11 +137,10 @@ def _settings(name: str, source: Any) -> dict[str, Any]:
 
 
 def _open_source(
-    catalog: Catalog, name: str, *, weight: float | None, data: str = "example"
+    name: str, environment: Environment, *, weight: float | None, data: str = "example"
 ) -> WeightedSource:
-    environment = catalog.find(name)
     opened = WeightedSource(
-        environment.name,
+        name,
         open_rows(data, environment=environment),
         weight,
         {agent.name for config in environment.configs for agent in config.agents},

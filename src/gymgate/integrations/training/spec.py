@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator
-
-from gymgate.core.config import RolloutLimits, Settings, short_for
+from gymgate.core.config import PAIRS, RolloutLimits, Settings, short_for
 from gymgate.rollouts import Rollout
 from gymgate.runs.spec import RolloutSpec
 
@@ -15,16 +13,12 @@ REWARD = "reward"
 """Name of the environment's own reward beside its parts."""
 
 
-def _items(value: Any) -> Any:
-    return tuple(value.items()) if isinstance(value, Mapping) else value
-
-
 class TrainingSpec(RolloutSpec):
     """Environments of a training, bounds on each rollout, and what is trained on."""
 
     score_truncated: bool = False
     """Train on rollouts that a limit ended, with the reward they got; by default they are left out."""
-    reward_parts: Annotated[tuple[tuple[str, float], ...], BeforeValidator(_items)] = ()
+    reward_parts: Annotated[tuple[tuple[str, float], ...], PAIRS] = ()
     """Weights of the parts of a reward, as the environment calls them: `{format: 0.2}`. `reward` is the environment's own
     reward, of weight 1 unless set. A part that a rollout does not have stays missing."""
 

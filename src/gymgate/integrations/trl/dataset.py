@@ -48,24 +48,25 @@ def open_sources(
 
     Raises `ConfigError` for an environment that `data` leaves out.
     """
-    catalog = open_catalog(config.runtime)
     configured = {environment.name: environment for environment in config.environments}
+    configs = [configured.get(name, EnvironmentConfig(name=name)) for name in weights]
+    environments = open_catalog(config.runtime, config.component_roots).named(configs)
     sources = []
-    for name, weight in weights.items():
-        spec = configured.get(name)
-        environment = catalog.find(name, None if spec is None else spec.config)
+    for (name, weight), spec, (known_as, environment) in zip(
+        weights.items(), configs, environments.items(), strict=True
+    ):
         path = data if isinstance(data, str) else data.get(name)
         if path is None:
             raise ConfigError(f"data has no rows for environment {name!r}; it has {', '.join(sorted(data))}")
         rows = open_rows(path, environment=environment)
-        agents = _agents(environment, spec)
-        sources.append(WeightedSource(environment.name, rows, weight, agents))
+        agents = _agents(environment, spec) if name in configured else None
+        sources.append(WeightedSource(known_as, rows, weight, agents))
     return sources
 
 
-def _agents(environment: Environment, config: EnvironmentConfig | None) -> frozenset[str] | None:
+def _agents(environment: Environment, config: EnvironmentConfig) -> frozenset[str] | None:
     """Return the agents that the stack starts for an environment; `None` if overrides may change them."""
-    if config is None or config.overrides:
+    if config.overrides:
         return None
     return frozenset(agent.name for agent in environment.config(config.config).agents)
 

@@ -164,9 +164,9 @@ class Bench:
 
     async def server_pids(self, kind: str) -> list[int]:
         """Processes of its servers of one kind, such as `resources_servers`; each of several workers."""
-        servers = (await self.stack.status())["environments"][self.request.environment]["servers"]
+        [running] = (await self.stack.status())["environments"].values()
         names = [server.name for server in self.config.servers if server.kind == kind]
-        return [worker["pid"] for name in names for worker in workers_of(servers, name)]
+        return [worker["pid"] for name in names for worker in workers_of(running["servers"], name)]
 
 
 def reward_of(rollout: Rollout) -> float | None:
