@@ -281,8 +281,9 @@ async def test_a_stall_is_named(tmp_path: Path) -> None:
         found: list[str] = []
 
         def warn(message: str) -> None:
-            found.append(message)
-            warned.set()
+            if "expected_answer" not in message:  # of the rows, before the start
+                found.append(message)
+                warned.set()
 
         async def status() -> dict[str, Any]:
             replicas = {"http://a/v1": {"healthy": True}, "http://b/v1": {"healthy": False}}

@@ -103,7 +103,7 @@ def test_runs_that_treat_a_context_overflow_otherwise_are_not_one_run() -> None:
     """One has a score of 0 where the other has none, so their means differ for the same model."""
     stack, endpoint = StackConfig(environments=("mcqa",)), HTTPEndpoint(base_url="http://h/v1")
     answered, refused = (
-        settings_of(stack, endpoint, RolloutLimits(context_overflow=overflow), ["rows"])
+        settings_of(endpoint, RolloutLimits(context_overflow=overflow), ["rows"])
         for overflow in ("answer", "refuse")
     )
     stored_before = {**answered, "limits": {"timeout_s": 3600.0, "max_calls": 1000}}

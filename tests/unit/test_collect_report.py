@@ -25,6 +25,7 @@ from gymgate.results.report import write_report
 from gymgate.results.report_data import ReportData, time_split
 from gymgate.rollouts.transcript import Entry, transcript
 from gymgate.runs.aggregate import Runs
+from gymgate.runs.attempts import Attempt
 from gymgate.runs.costs import StoredCall
 
 HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
@@ -277,10 +278,10 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
 
 def test_a_task_has_the_first_words_of_any_of_its_rollouts() -> None:
     data = ReportData(tasks=1, per_task=1)
-    place = {"environment": "e", "row_key": "0", "status": "completed", "calls": []}
-    data.add({**place, "repeat": 0, "result": None})
-    data.add({**place, "repeat": 1, "result": {"responses_create_params": {"input": "Which?"}}})
-    data.add({**place, "repeat": 2, "result": {"responses_create_params": {"input": "Other"}}})
+    place = {"environment": "e", "row_key": "0" * 16, "status": "completed", "calls": []}
+    for repeat, words in enumerate((None, "Which?", "Other")):
+        result = None if words is None else {"responses_create_params": {"input": words}}
+        data.add(Attempt.model_validate({**place, "repeat": repeat, "result": result}))
     assert [*data.openings.values()] == ["Which?"]
 
 

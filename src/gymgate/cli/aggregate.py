@@ -131,5 +131,5 @@ def _why_incomplete(runs: Runs, metrics: Sequence[Mapping[str, Any]]) -> Iterato
     if metrics and (failed := metrics[-1]["failed"]):
         yield f"rollouts that failed: {failed}"
     for run in runs.runs:
-        if not run.extent:
+        if run.extent is None or run.extent.rollouts is None:
             yield f"{run.path}: not known how many rollouts were planned"

@@ -150,7 +150,7 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
         stack["runtime"] = {"version": settings["nemo_gym"]}
         if (interpreter := settings.get("interpreter")) is not None and not is_given(context, "gym"):
             raise ConfigError(
-                f"{run.path} ran in an interpreter of your own; give it here to use it: "
+                f"{run.path} ran in its own interpreter; give it here to use it: "
                 f"--gym {settings['nemo_gym']}@{interpreter}"
             )
         stack["environments"] = (

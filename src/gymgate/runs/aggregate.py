@@ -228,9 +228,11 @@ class Runs:
 
     def _placed(self, reading: Reading) -> Iterator[Attempt]:
         """Yield a run's failed attempts with the environments of their rows: one that reached none does not say it."""
+        finished = {name for name, there in self._finished.items() if len(there)}
         for attempt in reading.failed_attempts():
             known = self._environments.get(_row_name(reading.run, attempt), attempt.environment)
-            yield attempt if known == attempt.environment else attempt.in_environment(known)
+            is_placed = known == attempt.environment or attempt.environment in finished
+            yield attempt if is_placed else attempt.in_environment(known)
 
     def _add(self, run: Run) -> None:
         """Add a run. Raises `ConfigError` if its policy is another one, or if it scores context overflows otherwise."""
