@@ -101,7 +101,7 @@ async def test_the_policy_gets_the_seed_and_the_settings_do_not() -> None:
 
 def test_runs_that_treat_a_context_overflow_otherwise_are_not_one_run() -> None:
     """One has a score of 0 where the other has none, so their means differ for the same model."""
-    stack, endpoint = StackConfig(environments=("mcqa",)), HTTPEndpoint(base_url="http://h/v1")
+    endpoint = HTTPEndpoint(base_url="http://h/v1")
     answered, refused = (
         settings_of(endpoint, RolloutLimits(context_overflow=overflow), ["rows"])
         for overflow in ("answer", "refuse")
