@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aiohttp
-
+from gymgate.core import codec
 from gymgate.core.errors import GymgateError, MissingExtraError, PolicyError
+from gymgate.core.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.doctor import Finding
 from gymgate.doctor.compare import first_difference
 from gymgate.doctor.hub import hub_or_cache, no_model
@@ -22,6 +22,7 @@ SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "r
 """The trainers' defaults."""
 MAX_COMPLETION = 1024
 """Ids of a rollout after its first prompt: enough for several turns, and short."""
+TOKENIZE_S = 10.0
 _FIRST = [{"role": "user", "content": "Say one word."}]
 _NEXT = {"role": "user", "content": "Another."}
 _TOOL = {
@@ -138,12 +139,10 @@ async def check_chat_template(policy: TokenPolicy, url: str, model: str | None) 
             {"tools": tools} if tools else {}
         )
         try:
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
-                session.post(address, json=body) as answer,
-            ):
-                theirs = (await answer.json())["tokens"]
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            async with HTTPClient() as client:
+                answer = await client.send(Request(address), codec.dumps(body), timeout_s=TOKENIZE_S)
+            theirs = codec.loads_object(answer.body)["tokens"]
+        except (HTTPFailure, TimeoutError, ValueError, KeyError):
             return Finding("chat template", None, f"{address} gives no ids to compare with")
         ours = await asyncio.to_thread(policy.render, _FIRST, tools)
         if (at := first_difference(ours, theirs)) is not None:
