@@ -25,15 +25,27 @@ class JudgeCalls:
     def __init__(self) -> None:
         self._open: dict[Call, RequestKey] = {}
         self._failed: dict[RequestKey, GymgateError] = {}
-        self._keyless: Callable[[], GymgateError | None] = lambda: None
+        self._lost_elsewhere: Callable[[], GymgateError | None] = lambda: None
 
     @property
     def failure(self) -> GymgateError | None:
         """The first failure that no later answer has made up for."""
         own = next(iter(self._failed.values()), None)
         return own or next(
-            (lost_call_error(call) for call in self._open if call.connection_lost), self._keyless()
+            (lost_call_error(call) for call in self._open if call.connection_lost), self._lost_elsewhere()
         )
+
+    def watch(self, lost: Callable[[], GymgateError | None]) -> None:
+        """Count what `lost` returns as a failure too: of calls that may have been made for this rollout."""
+        self._lost_elsewhere = lost
+
+    def note_failure(self, question: RequestKey, error: GymgateError) -> None:
+        """Note that the endpoint did not answer a question."""
+        self._failed[question] = error
+
+    def note_answer(self, question: RequestKey) -> None:
+        """Note an answer, which makes up for an earlier failure of the same question."""
+        self._failed.pop(question, None)
 
     def note_start(self, key: RequestKey, call: Call) -> None:
         """Note a new call."""
@@ -53,14 +65,14 @@ class JudgeCalls:
         self._fail(RequestKey(model_server, "", b"", None), error)
 
     def _note_answer(self, question: RequestKey) -> None:
-        self._failed.pop(question, None)
+        self.note_answer(question)
         for call in [
             call for call, asked in self._open.items() if asked == question and call.connection_lost
         ]:
             del self._open[call]
 
     def _fail(self, question: RequestKey, error: GymgateError, call: Call | None = None) -> None:
-        self._failed[question] = error
+        self.note_failure(question, error)
 
 
 @dataclass(eq=False)
@@ -90,7 +102,7 @@ class KeylessJudgeCalls(JudgeCalls):
             judges, model_servers, frozenset(call for call in self._open if call.connection_lost)
         )
         self._watchers.append(watcher)
-        judges._keyless = lambda: self._lost_call(watcher)
+        judges.watch(lambda: self._lost_call(watcher))
         try:
             yield
         finally:
@@ -105,12 +117,12 @@ class KeylessJudgeCalls(JudgeCalls):
     def _note_answer(self, question: RequestKey) -> None:
         super()._note_answer(question)
         for watcher in self._watchers:
-            watcher.judges._failed.pop(question, None)
+            watcher.judges.note_answer(question)
 
     def _fail(self, question: RequestKey, error: GymgateError, call: Call | None = None) -> None:
         for watcher in self._watchers:
             if watcher.concerns(question.model_server, call):
-                watcher.judges._failed[question] = _shared_error(error)
+                watcher.judges.note_failure(question, _shared_error(error))
 
 
 def lost_call_error(call: Call) -> PolicyError:
