@@ -20,7 +20,7 @@ from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire, client
 from support.faulty import FAULTS, VERIFY_FAULTS, failing, obedient, row
 from support.ledger import all_gone, held, idle
-from support.stacks import ROW, SESSIONS, SIMPLE, call_then_answer, pids_of, server_pid, stack_config
+from support.stacks import ROW, SESSIONS, SIMPLE, call_then_answer, name_of, pids_of, server_pid, stack_config
 from support.upstream import Script, Seen, drop_midway, responses_answer, upstream
 
 pytestmark = pytest.mark.gym
@@ -263,8 +263,9 @@ async def test_waiting_for_a_restart_counts(shared: StackConfig, environment: En
         status = await stack.status()
         app = Path(environment.name).parents[1] / "app.py"
         app.write_text("import time\ntime.sleep(1.5)\n" + app.read_text())
-        os.kill(server_pid(status, environment.name, "failing"), signal.SIGKILL)
-        while (await stack.status())["environments"][environment.name]["state"] == "up":  # noqa: ASYNC110
+        name = name_of(stack, environment.name)
+        os.kill(server_pid(status, name, "failing"), signal.SIGKILL)
+        while (await stack.status())["environments"][name]["state"] == "up":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         rollout, took_s = await timed(stack, "verify:silence")
         assert rollout.error is not None

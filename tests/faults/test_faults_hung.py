@@ -18,7 +18,7 @@ from gymgate.stack import Stack, acquire
 from support.agents import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
 from support.faulty import failing, obedient, row
 from support.ledger import held
-from support.stacks import SIMPLE, server_pid, stack_config
+from support.stacks import SIMPLE, name_of, server_pid, stack_config
 
 pytestmark = pytest.mark.gym
 
@@ -46,7 +46,7 @@ def shared(places: tuple[str, str]) -> Iterator[StackConfig]:
 
 
 async def restarts(stack: Stack, place: str) -> int:
-    return int((await stack.status())["environments"][place]["restarts"])
+    return int((await stack.status())["environments"][name_of(stack, place)]["restarts"])
 
 
 async def run(stack: Stack, prompt: str) -> Rollout:
@@ -77,7 +77,7 @@ async def test_servers_that_hang_are_replaced(shared: StackConfig, places: tuple
                     else:
                         check_hung(found[0], "'failing'")
                 else:
-                    pid = server_pid(await stack.status(), places[0], server)
+                    pid = server_pid(await stack.status(), name_of(stack, places[0]), server)
                     os.kill(pid, signal.SIGSTOP)
                     for rollout in await asyncio.gather(*(run(stack, "fine") for _ in range(3))):
                         check_hung(rollout, repr(server))
@@ -131,10 +131,9 @@ async def test_an_agent_process_that_hangs_is_its_rollouts_failure(
             stack.run(stamped_row(1), policy=waits, environment=place, limits=LIMITS)
         )
         await asked.wait()
-        (process,) = (
-            name for name in (await stack.status())["environments"][place]["servers"] if " process " in name
-        )
-        os.kill(server_pid(await stack.status(), place, process), signal.SIGSTOP)
+        status, name = await stack.status(), name_of(stack, place)
+        (process,) = (server for server in status["environments"][name]["servers"] if " process " in server)
+        os.kill(server_pid(status, name, process), signal.SIGSTOP)
         await asyncio.wait([running], timeout=2 * GIVEN_S)
         assert not running.done()
         gate.set()

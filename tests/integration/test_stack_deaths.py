@@ -23,6 +23,7 @@ from support.stacks import (
     SIMPLE,
     all_gone,
     call_then_answer,
+    name_of,
     pids_of,
     server_pid,
     stack_config,
@@ -164,7 +165,7 @@ async def test_helpers_of_servers_end_with_them(tmp_path: Path) -> None:
     async with acquire(stack_config(faulty(tmp_path, tool="helper"))) as stack:
         first, second = [await helper_of(stack), await helper_of(stack)]
         status = await stack.status()
-        name = stack.config.environments[0].name
+        name = name_of(stack, stack.config.environments[0].name)
         os.kill(server_pid(status, name, "faulty"), signal.SIGKILL)
         assert await all_gone([first, second])
         while (await stack.status())["environments"][name]["generation"] == 1:  # noqa: ASYNC110 - the daemon's state

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gymgate import Stack
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
 
 SIMPLE = "example_single_tool_call"
@@ -80,6 +81,12 @@ def answer(call: str | None = None, text: str = "cold") -> dict[str, Any]:
         "tool_choice": "auto",
         "tools": [],
     }
+
+
+def name_of(stack: Stack, given: str) -> str:
+    """The one name of an environment, which a config may give by its path."""
+    name: str = stack.described["names"][given]
+    return name
 
 
 def server_pid(status: dict[str, Any], environment: str, server: str) -> int:
