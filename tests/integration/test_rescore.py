@@ -234,6 +234,20 @@ def test_a_run_does_not_decide_which_code_runs(tmp_path: Path) -> None:
     assert started.exists()
 
 
+def test_a_run_does_not_decide_which_interpreter_starts(tmp_path: Path) -> None:
+    config, base, new = with_recordings(tmp_path / "e", PARIS), tmp_path / "a", tmp_path / "b"
+    command("run", config, "-o", base, "--judge", "a_judge=none")
+    started, python = tmp_path / "started", tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ntouch {started}\n")
+    python.chmod(0o755)
+    described = json.loads((base / "run.json").read_text())
+    described["settings"]["interpreter"] = str(python)
+    (base / "run.json").write_text(json.dumps(described))
+    refused = command("rescore", base, "-o", new, "--env", config, "--judge", "a_judge=none", code=1)
+    assert f"@{python}" in refused.stderr
+    assert not started.exists()
+
+
 @pytest.mark.parametrize(
     ("stored", "words", "told"),
     [

@@ -96,7 +96,12 @@ def command(
             stack = spec.stack.model_copy(update={"models": tuple(sorted(judges.items()))})
             spec = spec.model_copy(update={"stack": stack})
         catalog = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=log)
-        environments = catalog.named(spec.stack.environments)
+        try:
+            environments = catalog.named(spec.stack.environments)
+        except ConfigError as error:
+            if named or run.settings:
+                raise
+            raise ConfigError(f"{error}; for your own, give its path: --env PATH") from error
         _refuse_code_of_run(
             context,
             run,
@@ -161,7 +166,8 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
         }
         file["limits"] = settings["limits"]
     runtime = RuntimeConfig.model_validate(runtime_of(context, file))
-    before = {config["name"]: config for config in settings.get("environments", ())}
+    stored = settings.get("environments", ())
+    before = {name: config for config in stored for name in (config["name"], config.get("path"))}
     names: list[Any] = [_stored_environment(before[name], run) if name in before else name for name in named]
     if not named and not before:
         names = run.environments
