@@ -183,10 +183,10 @@ def by_gymgate(
     command = [sys.executable, "-m", "gymgate", "run", case.environment, "--data", str(rows), "-c", "1"]
     command += ["-b", f"{url}/v1", "--dialect", dialect, "-o", str(output), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    if not output.exists():
+    if not (rollouts := output / "rollouts.jsonl").exists():
         raise RuntimeError(f"gymgate run ended with {done.returncode}:\n{done.stderr[-3000:]}")
     lines = sorted(
-        (json.loads(line) for line in output.read_text().splitlines()), key=lambda line: line["line"]
+        (json.loads(line) for line in rollouts.read_text().splitlines()), key=lambda line: line["line"]
     )
     for line in lines:
         if line["error"]:
@@ -281,7 +281,7 @@ def measure(
     table, different = [], []
     for case in cases:
         rows = folder / f"{case.environment}.jsonl"
-        ours, lines = by_gymgate(case, rows, folder / f"{case.environment}-gymgate.jsonl", url, dialect)
+        ours, lines = by_gymgate(case, rows, folder / f"{case.environment}-gymgate", url, dialect)
         print(f"gymgate: {case.environment}", file=sys.stderr, flush=True)
         table.append(compare(case, ours, theirs[case.environment], lines))
         different += differences(case, ours, theirs[case.environment])

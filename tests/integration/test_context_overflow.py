@@ -45,7 +45,7 @@ def test_both_collectors_give_the_same_rollouts(tmp_path: Path, monkeypatch: pyt
         ) as stock:
             theirs = by_gym(case, rows, tmp_path / "gym.jsonl", stock)
             bodies = [json.loads(line) for line in (tmp_path / "gym.jsonl").read_text().splitlines()]
-        ours, lines = by_gymgate(case, rows, tmp_path / "gymgate.jsonl", url, "chat")
+        ours, lines = by_gymgate(case, rows, tmp_path / "gymgate", url, "chat")
     assert len(ours) == count == 3
     assert ours == theirs
     assert all(outcome.reward is not None for outcome in ours)

@@ -25,7 +25,7 @@ def test_no_packaged_row_is_warned_of() -> None:
         if environment.name not in answer_fields():
             continue
         try:
-            sources = open_sources("example", [environment])
+            sources = open_sources("example", {environment.name: environment})
         except ConfigError:  # its rows are to be prepared
             continue
         assert RolloutPlan(sources).warnings == []

@@ -68,7 +68,7 @@ def test_the_release_of_an_interpreter_is_stored(tmp_path: Path) -> None:
     refused = command("run", SIMPLE, "-o", run, "-r", 2, code=1).stderr
     assert "nemo_gym: '0.6.0' there, '0.7.0' here" in refused
     assert len(rollouts(run)) == 5
-    command("rescore", run, "-o", tmp_path / "b")
+    command("rescore", run, "-o", tmp_path / "b", "--gym", f"0.6.0@{old}")
     assert settings(tmp_path / "b")["nemo_gym"] == "0.6.0"
 
 
@@ -111,9 +111,9 @@ def test_another_model_behind_a_judge_is_refused(tmp_path: Path) -> None:
     config, run = with_recordings(tmp_path / "e", PARIS, ITALY), tmp_path / "a"
     with model("strict-8b", "yes") as first, model("mild-1b", "no") as second:
         command("run", config, "-o", run, "--judge", f"a_judge={first}")
-        assert settings(run)["models"] == {"a_judge": "strict-8b"}
+        assert settings(run)["judges"]["a_judge"]["model"] == "strict-8b"
         refused = command("run", config, "-o", run, "-r", 2, "--judge", f"a_judge={second}", code=1).stderr
-        assert "models.a_judge: 'strict-8b' there, 'mild-1b' here" in refused
+        assert "'strict-8b' there, 'mild-1b' here" in refused
     assert len(rollouts(run)) == 2
 
 

@@ -18,11 +18,11 @@ from click.testing import CliRunner, Result
 from gymgate.cli import cli
 from gymgate.cli.environments import parse_judges
 from gymgate.cli.eval import Line, check_policy, with_judges
-from gymgate.cli.policies import ask_judges
 from gymgate.core.config import HTTPEndpoint
 from gymgate.core.errors import ConfigError, GymgateError, PolicyError
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.verifiers.evaluation import parse_settings, taskset_of
+from gymgate.runs.policies import ask_judges
 
 COMMANDS = {
     "run": ("run", "mcqa", "-n", "1", "-o", "{tmp}/run"),

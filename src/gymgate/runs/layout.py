@@ -29,7 +29,7 @@ _SHARD = re.compile(r"shard-([0-9]+)-of-([0-9]+)")
 
 class _Environment(BaseModel):
     name: Text
-    overrides: dict[str, Any] | list[tuple[str, Any]] = {}
+    overrides: dict[str, Any] | list[tuple[str, Any]] | str = {}
 
 
 class _Settings(BaseModel):
