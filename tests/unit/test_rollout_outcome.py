@@ -9,7 +9,7 @@ import pytest
 
 from gymgate.core.errors import ErrorKind
 from gymgate.rollouts import ModelCall, Rollout, RolloutError, outcome_of
-from gymgate.rollouts.outcome import asked_policy
+from gymgate.rollouts.outcome import has_policy_call
 
 DOCS = Path(__file__).parents[2] / "docs" / "outcomes.md"
 HEAD = "| rollout | scored | in means | trained on | retried | reason |"
@@ -72,17 +72,17 @@ def test_a_rollout_counts_for_what_the_table_says(name: str) -> None:
     for form in (made, made.model_dump(mode="json"), made.model_dump(mode="json", exclude_none=True)):
         result = outcome_of(form, score_truncated=option)
         assert (result.scored, result.counted) == (WORDS[scored], WORDS[counted])
-        assert (result.trained, result.retried) == (WORDS[trained], WORDS[retried])
+        assert (result.trained, result.retryable) == (WORDS[trained], WORDS[retried])
         assert result.reason == reason
         assert result.reward == (0.5 if result.counted else None)
-        assert result.taught == (0.5 if result.trained else None)
+        assert result.training_reward == (0.5 if result.trained else None)
 
 
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), "1.0"])
 @pytest.mark.parametrize("status", ["completed", "truncated", None])
 def test_what_is_no_number_is_unscored(reward: Any, status: str | None) -> None:
     result = outcome_of({"status": status, "reward": reward}, score_truncated=True)
-    assert (result.reason, result.reward, result.taught) == ("unscored", None, None)
+    assert (result.reason, result.reward, result.training_reward) == ("unscored", None, None)
 
 
 def test_a_reward_beside_a_failure_is_no_reward() -> None:
@@ -98,6 +98,6 @@ def test_means_are_over_what_counts() -> None:
 def test_a_judges_call_is_no_call_of_the_policy() -> None:
     judge = ModelCall(index=0, model_server="judge", dialect="chat")
     policy = ModelCall(index=1, dialect="chat")
-    assert not asked_policy([])
-    assert not asked_policy([judge])
-    assert asked_policy([judge, policy])
+    assert not has_policy_call([])
+    assert not has_policy_call([judge])
+    assert has_policy_call([judge, policy])

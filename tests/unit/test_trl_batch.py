@@ -18,7 +18,7 @@ from gymgate.integrations.training.rollouts import (
     SampledRollout,
     count_errors,
 )
-from gymgate.integrations.training.spec import training_reward
+from gymgate.integrations.training.spec import weighted_reward
 from gymgate.integrations.trl.batch import check_weights, nemo_gym_reward, to_batch
 from gymgate.integrations.trl.dataset import ROW_KEY, locate
 from gymgate.integrations.trl.spec import NeMoGymSpec
@@ -196,7 +196,7 @@ def test_a_rollout_without_anything_that_weighs_is_left_out() -> None:
 def test_a_part_that_is_called_as_the_reward_does_not_replace_it() -> None:
     rollouts = [sampled(TokenTurn([1], [2], [-0.1]), reward_parts={"reward": 5.0})]
     assert to_batch(rollouts, filler_id=EOS)["env_reward"] == [1.0]
-    assert training_reward(rollouts[0].rollout, 1.0, {"reward": 1.0}) == 1.0
+    assert weighted_reward(rollouts[0].rollout, 1.0, {"reward": 1.0}) == 1.0
 
 
 def test_weights_that_the_trainer_does_not_have_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gymgate.core.errors import DataError, PolicyError, TokenDataError
 from gymgate.integrations.training.rollouts import SampledRollout, environment_of, rollout_metrics
-from gymgate.integrations.training.spec import training_reward
+from gymgate.integrations.training.spec import weighted_reward
 from gymgate.integrations.verl.metrics import log_entries, most_frequent, why_untrained
 from gymgate.integrations.verl.outputs import fitting, reward_extra_info, to_outputs
 from gymgate.integrations.verl.worker import LoopConfig
@@ -110,10 +110,10 @@ def test_rewards_are_weighed_by_the_entry_and_a_missing_part_stays_missing() -> 
     entry = LoopConfig.model_validate({"environments": "mcqa", "reward_parts": {"format": 0.5, "style": 2}})
     whole = sampled(TokenTurn([1], [2]), reward_parts={"format": 0.25, "style": 1.0})
     some = sampled(TokenTurn([1], [2]), reward_parts={"format": 0.25, "other": 9.0})
-    assert training_reward(whole.rollout, 0.5, entry.weights) == 0.5 + 0.125 + 2
-    assert training_reward(some.rollout, 0.5, entry.weights) == 0.5 + 0.125
-    assert training_reward(some.rollout, None, entry.weights) is None
-    assert training_reward(some.rollout, 0.5, {"reward": 0.0, "style": 1.0}) is None
+    assert weighted_reward(whole.rollout, 0.5, entry.weights) == 0.5 + 0.125 + 2
+    assert weighted_reward(some.rollout, 0.5, entry.weights) == 0.5 + 0.125
+    assert weighted_reward(some.rollout, None, entry.weights) is None
+    assert weighted_reward(some.rollout, 0.5, {"reward": 0.0, "style": 1.0}) is None
     (output,) = to_outputs(some, 0.625, {"format": 0.25})
     extra = output["extra_fields"]["reward_extra_info"]
     assert extra["format"] == 0.25

@@ -35,14 +35,14 @@ class Outcome:
     """Whether its reward enters means."""
     trained: bool
     """Whether its tokens and its reward enter the loss and the baseline."""
-    retried: bool
-    """Whether another attempt is made, within the retries of its class of error."""
+    retryable: bool
+    """Whether another attempt may help. It is made within the retries of its class of error."""
     reason: Reason
     reward: float | None = None
     """The number to count; `None` where none counts."""
 
     @property
-    def taught(self) -> float | None:
+    def training_reward(self) -> float | None:
         """The reward to learn from; `None` where the rollout is left out of training."""
         return self.reward if self.trained else None
 
@@ -57,7 +57,7 @@ def outcome_of(rollout: Rollout | Mapping[str, Any], *, score_truncated: bool = 
         rollout = {name: getattr(rollout, name) for name in fields}
     status, reward, error = rollout.get("status"), number(rollout.get("reward")), rollout.get("error")
     if status == "failed" or error is not None:
-        return Outcome(False, False, False, retried=_may_help(error), reason="failed")
+        return Outcome(False, False, False, retryable=_may_help(error), reason="failed")
     if status == "masked":
         return Outcome(reward is not None, False, False, False, "masked")
     if reward is None or status not in ("completed", "truncated"):
@@ -76,6 +76,6 @@ def _may_help(error: RolloutError | Mapping[str, Any] | None) -> bool:
     return described.get("kind") != "policy" or bool(described.get("retryable"))
 
 
-def asked_policy(calls: Iterable[ModelCall]) -> bool:
+def has_policy_call(calls: Iterable[ModelCall]) -> bool:
     """Whether one of the calls went to the policy, not to a judge."""
     return any(call.model_server == POLICY for call in calls)

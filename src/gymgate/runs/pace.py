@@ -66,7 +66,7 @@ def parse_budgets(texts: Iterable[str]) -> dict[ErrorKind, int]:
 
 def may_retry(rollout: Rollout, failures: Mapping[str, int], budgets: Mapping[ErrorKind, int]) -> bool:
     """Whether a retry is left; `failures` counts the failed attempts so far, this one included, by class."""
-    if rollout.error is None or not outcome_of(rollout).retried:
+    if rollout.error is None or not outcome_of(rollout).retryable:
         return False
     kind = rollout.error.kind
     return failures.get(kind, 0) <= budgets.get(kind, 0)

@@ -47,7 +47,7 @@ from gymgate.gym.runtime.command import Progress
 from gymgate.gym.runtime.containers import ROLLOUT
 from gymgate.gym.server_code import component_roots
 from gymgate.rollouts import ModelCall
-from gymgate.rollouts.outcome import SCORES_WITHOUT_POLICY, asked_policy
+from gymgate.rollouts.outcome import SCORES_WITHOUT_POLICY, has_policy_call
 from gymgate.stack import children
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
 from gymgate.stack.children import Child
@@ -225,7 +225,7 @@ class RunningEnvironment:
         `None` for one that failed already or whose policy was asked, and where scores without a policy are allowed.
         """
         allowed = self.spec.scores_without_policy or self.agents[agent] in SCORES_WITHOUT_POLICY
-        if result["status"] == "failed" or allowed or asked_policy(calls):
+        if result["status"] == "failed" or allowed or has_policy_call(calls):
             return None
         logs = self._logs.glob(f"{_file_name(agent)}*.log")
         newest = max(logs, key=lambda log: log.stat().st_mtime, default=None)

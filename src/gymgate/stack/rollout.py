@@ -18,7 +18,7 @@ from gymgate.gateway.handler import DROPPED_KEY
 from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.route import Route
 from gymgate.rollouts import result as results
-from gymgate.rollouts.outcome import asked_policy
+from gymgate.rollouts.outcome import has_policy_call
 from gymgate.stack.agent_processes import AgentProcess
 from gymgate.stack.environment import RunningEnvironment, ServerSet
 from gymgate.stack.protocol import Reply
@@ -117,7 +117,7 @@ class RolloutRun:
         if error is not None:
             self._fail(error)
         failure = self.fields.get("error")
-        if failure and self.keys_dropped and not asked_policy(calls):
+        if failure and self.keys_dropped and not has_policy_call(calls):
             # First: what follows quotes the agent, and summaries cut it.
             failure["message"] = (
                 f"policy calls without a key were refused; {DROPPED_KEY}: {failure['message']}"

@@ -22,7 +22,7 @@ from gymgate.core.errors import ConfigError, GymgateError, TokenDataError
 from gymgate.integrations.openenv.tools import tools_of
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.training.rows import prompt_messages
-from gymgate.integrations.training.spec import training_reward
+from gymgate.integrations.training.spec import weighted_reward
 from gymgate.integrations.trl.policy import TRLServerEngine, server_policy
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.rollouts import outcome_of
@@ -177,7 +177,7 @@ class NeMoGymSession(ResourceSession):  # type: ignore[misc]
         settings = self._factory.spec.settings
         outcome = outcome_of(rollout, score_truncated=settings.score_truncated)
         return VerifyResult(
-            env_reward=training_reward(rollout, outcome.taught, settings.weights),
+            env_reward=weighted_reward(rollout, outcome.training_reward, settings.weights),
             done=True,
             metrics={**rollout.metrics, **rollout.reward_parts},
             artifacts={"rollout_id": rollout.id, "outcome": outcome.reason},

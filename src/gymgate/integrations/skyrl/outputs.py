@@ -20,7 +20,7 @@ from gymgate.integrations.training.rollouts import (
     rollout_metrics,
     values_by_metric,
 )
-from gymgate.integrations.training.spec import training_reward
+from gymgate.integrations.training.spec import weighted_reward
 from gymgate.rollouts import Segment, outcome_of
 
 
@@ -49,7 +49,9 @@ def reward_of(
 ) -> float | None:
     """Return the reward to learn from; in an evaluation the one to count, which a truncated rollout has too."""
     outcome = outcome_of(sampled.rollout, score_truncated=score_truncated)
-    return training_reward(sampled.rollout, outcome.reward if evaluation else outcome.taught, weights)
+    return weighted_reward(
+        sampled.rollout, outcome.reward if evaluation else outcome.training_reward, weights
+    )
 
 
 def to_rows(

@@ -38,7 +38,7 @@ class TokenSpec(TrainingSpec):
     directory needs one."""
 
 
-def training_reward(rollout: Rollout, reward: float | None, weights: Mapping[str, float]) -> float | None:
+def weighted_reward(rollout: Rollout, reward: float | None, weights: Mapping[str, float]) -> float | None:
     """Return the weighted sum of `reward`, which is the one to count, and of the rollout's parts.
 
     `None` without a reward to count, and if the rollout has nothing that has a weight.

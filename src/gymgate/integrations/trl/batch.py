@@ -18,7 +18,7 @@ from gymgate.integrations.training.rollouts import (
     rollout_metrics,
     values_by_metric,
 )
-from gymgate.integrations.training.spec import REWARD, training_reward
+from gymgate.integrations.training.spec import REWARD, weighted_reward
 from gymgate.rollouts import Rollout, Segment, outcome_of
 
 SegmentChoice = Literal["longest", "last"]
@@ -41,9 +41,9 @@ def to_batch(
     `completion_ids`, `logprobs` and `env_mask` are of one length per rollout; `logprobs` is `None` for ids that were not
     sampled. A rollout that is left out of training (see `outcome_of`) keeps its place with reward `None` and a mask of
     zeros, so it enters neither the baseline nor the loss. So does one that has nothing of what has a weight in `weights`
-    (see `training_reward`). A rollout without sampled ids has one masked `filler_id`.
+    (see `weighted_reward`). A rollout without sampled ids has one masked `filler_id`.
     """
-    rewards = [_taught(each.rollout, score_truncated, weights)[0] for each in rollouts]
+    rewards = [_training_rewards(each.rollout, score_truncated, weights)[0] for each in rollouts]
     delivered = [
         _delivered(sampled, filler_id, segment_choice, trained=reward is not None)
         for sampled, reward in zip(rollouts, rewards, strict=True)
@@ -64,12 +64,12 @@ def to_batch(
     }
 
 
-def _taught(
+def _training_rewards(
     rollout: Rollout, score_truncated: bool, weights: Mapping[str, float]
 ) -> tuple[float | None, float | None]:
     """Return the environment's reward to learn from, and the weighted one; both `None` for a rollout that is left out."""
-    reward = outcome_of(rollout, score_truncated=score_truncated).taught
-    weighted = training_reward(rollout, reward, weights)
+    reward = outcome_of(rollout, score_truncated=score_truncated).training_reward
+    weighted = weighted_reward(rollout, reward, weights)
     return (None if weighted is None else reward), weighted
 
 
@@ -141,12 +141,12 @@ def to_samples(
     group, by their mean and standard deviation. `version` is the version of the weights where the engine gave none. Raises
     `TokenDataError` for a sampled id without logprob.
     """
-    taught = [_taught(each.rollout, score_truncated, weights) for each in rollouts]
-    rewards = [weighted for _, weighted in taught]
+    learned = [_training_rewards(each.rollout, score_truncated, weights) for each in rollouts]
+    rewards = [weighted for _, weighted in learned]
     known = [reward for reward in rewards if reward is not None]
     deviation = pstdev(known) if known else 0.0
     samples = []
-    for sampled, (own, reward) in zip(rollouts, taught, strict=True):
+    for sampled, (own, reward) in zip(rollouts, learned, strict=True):
         if reward is None:
             continue
         parts = {name: value for name, value in sampled.rollout.reward_parts.items() if name in weights}

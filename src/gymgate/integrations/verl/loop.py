@@ -13,7 +13,7 @@ from gymgate.core import codec
 from gymgate.core.errors import ConfigError, DataError, GymgateError, from_wire
 from gymgate.integrations.training.rollouts import SampledRollout
 from gymgate.integrations.training.rows import ENVIRONMENT, ROW
-from gymgate.integrations.training.spec import REWARD, training_reward
+from gymgate.integrations.training.spec import REWARD, weighted_reward
 from gymgate.integrations.verl.dataset import plain
 from gymgate.integrations.verl.metrics import is_validation, report, why_untrained
 from gymgate.integrations.verl.outputs import fitting, to_outputs
@@ -61,8 +61,10 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
             reward = await self._reward(sampled, kwargs)
             parts = {name: value for name, value in self._parts(sampled).items() if value is not None}
             outputs = [] if reward is None else to_outputs(sampled, reward, parts)
-            taught = outcome_of(sampled.rollout, score_truncated=self.settings.score_truncated).taught
-            await report(self.config, sampled, kwargs, trained=bool(outputs), reward=taught)
+            learned = outcome_of(
+                sampled.rollout, score_truncated=self.settings.score_truncated
+            ).training_reward
+            await report(self.config, sampled, kwargs, trained=bool(outputs), reward=learned)
             if not outputs:
                 logger.warning("no output for verl: %s", untrained_error(sampled))
             group.gave_output |= bool(outputs)
@@ -73,7 +75,7 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
     async def _run_v0(self, sampled: SampledRollout, kwargs: dict[str, Any]) -> AgentLoopOutput:
         """Return one output: verl's v0 worker takes no more, and none without a reward."""
         outcome = outcome_of(sampled.rollout, score_truncated=self.settings.score_truncated)
-        reward = training_reward(sampled.rollout, outcome.taught, self.settings.weights)
+        reward = weighted_reward(sampled.rollout, outcome.training_reward, self.settings.weights)
         trained = reward is not None and bool(sampled.segments)
         await report(self.config, sampled, kwargs, trained=trained)
         if reward is None or not trained:
@@ -93,7 +95,7 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """Return the reward to learn from; in validation the one to count, which a truncated rollout has too."""
         outcome = outcome_of(sampled.rollout, score_truncated=self.settings.score_truncated)
         counts = outcome.trained or (outcome.counted and await is_validation(kwargs))
-        return training_reward(sampled.rollout, outcome.reward if counts else None, self.settings.weights)
+        return weighted_reward(sampled.rollout, outcome.reward if counts else None, self.settings.weights)
 
     def _parts(self, sampled: SampledRollout) -> dict[str, float | None]:
         """Return the parts of the reward that the entry names; `None` for one that the rollout does not have.
