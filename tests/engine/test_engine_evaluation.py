@@ -39,12 +39,12 @@ def forced_rows(path: Path, count: int, **fields: Any) -> Path:
 def test_a_tool_is_called_and_its_result_comes_back(dialect: str, vllm_url: str, tmp_path: Path) -> None:
     """Each answer is a call if vLLM is sent `strict`. Chat endpoints are not, so their second answer may be text."""
     rows = forced_rows(tmp_path / "rows.jsonl", 2, max_output_tokens=256 if dialect == "chat" else 64)
-    output = tmp_path / "results.jsonl"
+    output = tmp_path / "run"
     gymgate(
         *("run", WEATHER, "--data", rows, "-b", f"{vllm_url}/v1", "--dialect", dialect, "-o", output),
         *("--set", f"{WEATHER}_simple_agent.responses_api_agents.simple_agent.max_steps=2"),
     )
-    results = [json.loads(line) for line in output.read_text().splitlines()]
+    results = [json.loads(line) for line in (output / "rollouts.jsonl").read_text().splitlines()]
     assert len(results) == 2
     for result in results:
         assert result["error"] is None
