@@ -1,4 +1,4 @@
-"""Count the functions of gymgate that one rollout with a chat endpoint runs through, and its JSON parsing and writing.
+"""Count what one rollout with a chat endpoint meets of gymgate: functions, their classes and files, and its JSON texts.
 
     ./dev python -m benchmarks calls [--rollouts 5] [--names]
 
@@ -15,6 +15,7 @@ import asyncio
 import collections
 import json
 import os
+import re
 import signal
 import statistics
 import sys
@@ -89,11 +90,14 @@ def _await_file(path: Path) -> bytes:
 
 async def count(url: str, rollouts: int, counts: Path) -> list[dict[str, dict[str, int]]]:
     """Return, for each rollout, the calls of either process."""
-    from gymgate.core.config import HTTPEndpoint, StackConfig
-    from gymgate.gym.runtime import open_catalog
-    from gymgate.stack import acquire
+    from gymgate import (
+        HTTPEndpoint,
+        StackConfig,
+        acquire,
+        open_rows,
+    )  # what checkouts of other commits have, too
 
-    row = json.loads(open_catalog().find(ENVIRONMENT).data_file().path.read_text().splitlines()[0])
+    row = next(iter(open_rows(ENVIRONMENT))).data
     policy, counter = HTTPEndpoint(base_url=url), CallCounter()
     found: list[dict[str, dict[str, int]]] = []
     async with acquire(StackConfig(environments=(ENVIRONMENT,))) as stack:
@@ -117,10 +121,23 @@ async def count(url: str, rollouts: int, counts: Path) -> list[dict[str, dict[st
     return found
 
 
-def _numbers(calls: dict[str, int]) -> tuple[int, int, int]:
-    """Distinct functions, calls of them, and calls of the JSON library."""
+def _numbers(calls: dict[str, int]) -> tuple[int, int, int, int, int]:
+    """Distinct functions, the classes and files they stand in, calls of them, and calls of the JSON library."""
     ours = {name: times for name, times in calls.items() if not name.startswith("orjson.")}
-    return len(ours), sum(ours.values()), sum(calls.values()) - sum(ours.values())
+    parts = [name.partition(":") for name in ours]
+    classes = {(file, name.split(".")[0]) for file, _, name in parts if re.match(r"_?[A-Z]", name)}
+    calls_of_ours = sum(ours.values())
+    return (
+        len(ours),
+        len(classes),
+        len({file for file, *_ in parts}),
+        calls_of_ours,
+        sum(calls.values()) - calls_of_ours,
+    )
+
+
+def _line(process: str, figures: list[float]) -> str:
+    return f"{process:8} " + " ".join(f"{n:{w}.0f}" for n, w in zip(figures, (9, 7, 5, 6, 5), strict=True))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -140,14 +157,14 @@ def main(argv: list[str] | None = None) -> None:
         counts = Path(name) / "counts.json"
         os.environ |= {"PYTHONPATH": name, COUNTS: str(counts)}
         found = asyncio.run(count(url, args.rollouts, counts))
-    print(f"{'process':8} {'functions':>9} {'calls':>6} {'JSON':>5}")
-    totals = [0.0, 0.0, 0.0]
+    print(f"{'process':8} {'functions':>9} {'classes':>7} {'files':>5} {'calls':>6} {'JSON':>5}")
+    totals = [0.0] * 5
     for process in ("SDK", "daemon"):
         columns = zip(*(_numbers(rollout[process]) for rollout in found), strict=True)
         medians = [statistics.median(column) for column in columns]
         totals = [a + b for a, b in zip(totals, medians, strict=True)]
-        print(f"{process:8} {medians[0]:9.0f} {medians[1]:6.0f} {medians[2]:5.0f}")
-    print(f"{'both':8} {totals[0]:9.0f} {totals[1]:6.0f} {totals[2]:5.0f}")
+        print(_line(process, medians))
+    print(_line("sum", totals))
     if args.names:
         for process, calls in found[-1].items():
             print(f"\n{process}", *(f"  {times:4} {name}" for name, times in sorted(calls.items())), sep="\n")
