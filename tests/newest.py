@@ -1,5 +1,7 @@
 """`./dev newest`: the fast lanes with the newest verifiers, TRL and nemo-gym of the package index, pre-releases included.
 
+Of a nemo-gym that gymgate does not support yet it prints the names that our code uses and the release lacks.
+
 Runs in .venv-newest, where pyproject.toml's upper bounds for these packages are lifted. A lane that fails does not stop
 the others; the exit code is 1 if any did.
 """
@@ -12,7 +14,10 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from gymgate.core.config import DEFAULT_NEMO_GYM
+from gymgate.core.config import DEFAULT_NEMO_GYM, RuntimeConfig
+from gymgate.core.errors import GymgateError
+from gymgate.gym.inside import names
+from gymgate.gym.runtime import ensure_runtime
 from gymgate.gym.runtime.installer import run_uv
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +49,16 @@ def newest_nemo_gym() -> str:
     return pinned.strip().removeprefix("nemo-gym==")
 
 
+def has_names(release: str) -> bool:
+    """Whether a release has every name of `nemo_gym` that our code uses; those that it lacks are printed."""
+    try:
+        python = ensure_runtime(RuntimeConfig(version=release)).python
+    except GymgateError as error:
+        print(error)
+        return False
+    return passes(str(python), "-I", names.__file__)
+
+
 def passes(*command: str) -> bool:
     print("$", *command[1:], flush=True)
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
@@ -61,6 +76,7 @@ def main() -> int:
     release = newest_nemo_gym()
     report.append(f"nemo-gym: default {DEFAULT_NEMO_GYM}, newest {release}")
     if release != DEFAULT_NEMO_GYM:
+        failed += [] if has_names(release) else [f"names of nemo-gym {release}"]
         failed += [
             f"gymgate {' '.join(command)} with nemo-gym {release}"
             for command in GYM

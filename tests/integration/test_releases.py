@@ -12,7 +12,8 @@ import pytest
 from test_agents_remote import service
 
 from gymgate.core.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, Routing, RuntimeConfig
-from gymgate.gym.runtime import Runtime, ensure_runtime
+from gymgate.gym.inside import names
+from gymgate.gym.runtime import Runtime, clean_env, ensure_runtime
 from gymgate.stack import acquire
 from support.agents import (
     ECHO,
@@ -181,3 +182,13 @@ def renumbered(runtime: Runtime, directory: Path, version: str) -> Path:
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nemo-gym\nVersion: {version}\n")
     return home / "bin" / "python"
+
+
+@pytest.mark.parametrize("version", SUPPORTED_NEMO_GYM)
+def test_a_release_has_every_name_that_our_code_uses(version: str, tmp_path: Path) -> None:
+    python = ensure_runtime(RuntimeConfig(version=version)).python
+    command = [python, "-I", names.__file__]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path, env=clean_env()
+    )
+    assert (done.returncode, done.stderr) == (0, "")

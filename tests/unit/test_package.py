@@ -72,7 +72,6 @@ NAMES_NEMO_GYM = {
     "gym/inside/names.py": "all that our code imports of it",
     "gym/catalog/servercode.py": "patterns over servers' source",
     "gym/catalog/sandboxes.py": "where a release keeps its providers' settings",
-    "gym/runtime/install.py": "the program that tries an installation",
 }
 
 

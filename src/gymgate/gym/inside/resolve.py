@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .names import gym_module
+from .names import gym_symbol
 
 MODELS, AGENTS = "responses_api_models", "responses_api_agents"
 RESOURCES, RELAYS = "resources_servers", "environment_servers"
@@ -155,16 +155,15 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
     `initial` config, the name of the `policy`'s model server, and the `sandbox` provider to make room for, or `None`.
     This changes NeMo Gym's globals, so call it in a process of its own.
     """
-    gym: Any = gym_module("global_config")
     OmegaConf: Any = importlib.import_module("omegaconf").OmegaConf
     try:
         paths, initial = list(order["config_paths"]), OmegaConf.create(order["initial"])
         for key, value in order["overrides"]:
             OmegaConf.update(initial, key.lstrip("+"), value, force_add=True)
-        files = gym.GlobalConfigDictParser().load_extra_config_paths(paths)[1]
+        files = gym_symbol("GlobalConfigDictParser")().load_extra_config_paths(paths)[1]
         merged = OmegaConf.to_container(OmegaConf.merge(*files, initial), resolve=False)
         known = {*order["initial"], *(key for file in files for key in file)}
-        known |= {*getattr(gym, "NEMO_GYM_RESERVED_TOP_LEVEL_KEYS", ())}
+        known |= {*gym_symbol("NEMO_GYM_RESERVED_TOP_LEVEL_KEYS")}
         before = OmegaConf.to_container(
             OmegaConf.merge(*files, OmegaConf.create(order["initial"])), resolve=False
         )
@@ -192,14 +191,14 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
             OmegaConf.update(initial, key, value, force_add=True)
         initial.config_paths = paths
         try:
-            config = _gyms_parse(gym, initial)
+            config = _gyms_parse(initial)
         except Exception as error:
             if type(error).__name__ != "AlmostServerError":
                 raise
             traceback.print_exc()  # Try again without datasets: gymgate reads them itself, so they need not be valid.
             for key in dataset_lists(merged):
                 OmegaConf.update(initial, key, [], force_add=True)
-            config = _gyms_parse(gym, initial)
+            config = _gyms_parse(initial)
         added = [(key, unknown_part(before, key)) for key, _ in overridden]
         return {
             "config": OmegaConf.to_container(config, resolve=False),
@@ -227,9 +226,9 @@ def _leave_room_for_sandboxes(
                 OmegaConf.update(initial, f"{key}.{provider}", None, force_add=True)
 
 
-def _gyms_parse(gym: Any, initial: Any) -> Any:
-    return gym.GlobalConfigDictParser().parse(
-        gym.GlobalConfigDictParserConfig(
+def _gyms_parse(initial: Any) -> Any:
+    return gym_symbol("GlobalConfigDictParser")().parse(
+        gym_symbol("GlobalConfigDictParserConfig")(
             initial_global_config_dict=initial, skip_load_from_cli=True, skip_load_from_dotenv=True
         )
     )

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..names import gym_module
+from ..names import gym_symbol
 
 ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
 _ARGUMENT = "gymgate_rollout"
@@ -30,8 +30,8 @@ def label_containers(labels: Mapping[str, str], name: str) -> None:
     outside of a request do not get that one. The provider's own class is changed, because some servers make one without
     NeMo Gym's registry, and without the settings of their config.
     """
-    Docker: Any = gym_module("docker_provider").DockerProvider
-    correlation: Any = gym_module("rollout_correlation")
+    Docker: Any = gym_symbol("DockerProvider")
+    current_rollout_id = gym_symbol("current_rollout_id")
     if hasattr(Docker, "container_labels"):
         Docker.container_labels = labels
         return
@@ -39,7 +39,7 @@ def label_containers(labels: Mapping[str, str], name: str) -> None:
 
     async def create_labelled(provider: Any, spec: Any) -> Any:
         mine = dict(Docker.container_labels)
-        if key := ROLLOUT_KEY.search(correlation.current_rollout_id() or ""):
+        if key := ROLLOUT_KEY.search(current_rollout_id() or ""):
             mine[name] = rollout_label(key[0])
         own = spec.provider_options.get("run_args") or ()
         arguments = [own] if isinstance(own, str) else [*own]
@@ -58,7 +58,7 @@ def label_containers_of_tasks(labels: Mapping[str, str], name: str) -> None:
     """
     RemoteFunction: Any = importlib.import_module("ray.remote_function").RemoteFunction
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
-    for module in (__name__, gym_module.__module__):  # workers cannot import them
+    for module in (__name__, gym_symbol.__module__):  # workers cannot import them
         cloudpickle.register_pickle_by_value(sys.modules[module])
     submit, first_use = RemoteFunction._remote, threading.Lock()
 
@@ -76,8 +76,7 @@ def label_containers_of_tasks(labels: Mapping[str, str], name: str) -> None:
 
 
 def _rollout_of(*arguments: Any) -> str | None:
-    correlation: Any = gym_module("rollout_correlation")
-    if (current := correlation.current_rollout_id()) is not None:
+    if (current := gym_symbol("current_rollout_id")()) is not None:
         return str(current)
     url = _POLICY_URL.search(repr(arguments))
     return url[1] if url else None
@@ -90,10 +89,10 @@ def _in_rollout(function: Callable[..., Any], labels: Mapping[str, str], name: s
         rollout_id = kwargs.pop(_ARGUMENT, None)  # a task that another task starts has none
         try:
             label_containers(labels, name)
-            correlation: Any = gym_module("rollout_correlation")
+            rollout_context = gym_symbol("rollout_context")
         except ImportError:  # the task has an environment of its own
             return function(*args, **kwargs)
-        with correlation.rollout_context(rollout_id):
+        with rollout_context(rollout_id):
             return function(*args, **kwargs)
 
     for attribute in ("__module__", "__name__", "__qualname__"):  # which Ray shows

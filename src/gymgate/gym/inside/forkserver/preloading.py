@@ -10,7 +10,7 @@ import sys
 import types
 from typing import Any
 
-from ..names import gym_module
+from ..names import PRELOADED, gym_place
 
 DEFERRED = ("pandas", "scipy", "wandb", "ray", "mlflow")
 """Packages that NeMo Gym's base modules import for reports and clusters: a second and 150 MB that no server
@@ -80,8 +80,8 @@ def preload() -> None:
     finder = DeferringFinder()
     sys.meta_path.insert(0, finder)
     try:
-        for name in ("base_resources_server", "base_responses_api_agent", "server_utils", "global_config"):
-            gym_module(name)
+        for name in PRELOADED:
+            gym_place(name)
         for name in ("uvicorn", "fastapi", "uvloop", "httptools", "runpy"):
             if importlib.util.find_spec(name) is not None:
                 importlib.import_module(name)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..names import gym_module
+from ..names import gym_place, gym_symbol
 from ..processes import descendants
 from .labelling import ROLLOUT_KEY, label_containers, label_containers_of_tasks
 
@@ -21,7 +21,7 @@ def serve(order: dict[str, Any]) -> None:
     """Become a NeMo Gym server; returns when it has shut down."""
     import runpy
 
-    server_utils: Any = gym_module("server_utils")
+    ray_support: Any = gym_place("initialize_ray")
     OmegaConf: Any = importlib.import_module("omegaconf").OmegaConf
 
     directory = order["directory"]
@@ -31,14 +31,13 @@ def serve(order: dict[str, Any]) -> None:
     os.environ["NEMO_GYM_CONFIG_PATH"] = order["instance"]
     os.environ["PYTHONPATH"] = directory
     if order["config"].get("telemetry"):  # which NeMo Gym's launcher hands to its servers in variables
-        telemetry: Any = gym_module("telemetry_setup")
-        telemetry.configure_telemetry_env(telemetry.telemetry_config_from_global_config(config))
+        gym_symbol("configure_telemetry_env")(gym_symbol("telemetry_config_from_global_config")(config))
     if commands := order.get("commands"):
         os.environ["PATH"] = f"{commands}{os.pathsep}{os.environ['PATH']}"
     sys.path.insert(0, directory)
     sys.argv = [order["entrypoint"]]
     if not order["ray"]:
-        server_utils.initialize_ray = lambda: print("Ray is not started: this server does not use it")
+        ray_support.initialize_ray = lambda: print("Ray is not started: this server does not use it")
     if "multiprocessing.process" in sys.modules:  # where spawned workers look for the entrypoint
         sys.modules["multiprocessing.process"].ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     if "numpy" in sys.modules:

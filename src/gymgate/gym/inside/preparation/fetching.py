@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..names import gym_module
+from ..names import gym_symbol
 from .directories import Directories, sha256_of
 from .events import EndedError, Events, refusal
 from .scripts import candidates, has_option, script_origin
@@ -87,14 +87,13 @@ class Fetcher:
 
     def _download(self, source: RawSource, target: Path) -> tuple[Path, Origin]:
         """Download a file of a dataset repository, or one of its splits, with NeMo Gym's own function."""
-        types: Any = gym_module("config_types")
-        hub: Any = gym_module("hf_utils")
+        Order: Any = gym_symbol("DownloadJsonlDatasetHuggingFaceConfig")
         repository, artifact = source.huggingface["repo_id"], source.huggingface.get("artifact_fpath")
         self.events.step(f"{source.name}: downloading {artifact or 'split ' + source.type} of {repository}")
         unfinished = target.with_name(f".{target.name}.part")
         selection = {"artifact_fpath": artifact} if artifact else {"split": source.type}
         settings = {"repo_id": repository, "output_fpath": str(unfinished), **selection}
-        hub.download_hf_dataset_as_jsonl(types.DownloadJsonlDatasetHuggingFaceConfig.model_validate(settings))
+        gym_symbol("download_hf_dataset_as_jsonl")(Order.model_validate(settings))
         unfinished.replace(target)
         origin = {"kind": "huggingface", "repository": repository, **selection, "commit": _commit(repository)}
         return target, origin

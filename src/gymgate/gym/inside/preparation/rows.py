@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
-from ..names import gym_module, has_gym_module
+from ..names import gym_symbol
 from .directories import Directories
 from .events import Events, refusal
 from .sources import AGENTS, DeclaredData, RawSource
@@ -77,25 +77,22 @@ class RowWriter:
         if path is None:
             raise refusal("ConfigError", f"there is no prompt file {str(named)!r}")
         try:
-            return gym_module("prompt").load_prompt_config(str(path))
+            return gym_symbol("load_prompt_config")(str(path))
         except Exception as error:
             problem = f"{named} is no prompt file (user: ..., system: ...): {' '.join(str(error).split())}"
             raise refusal("ConfigError", problem) from error
 
     def _schema(self, source: RawSource) -> Any:
-        """NeMo Gym's check of the fields that a verifier reads; `None` if there is none for this server (before 0.7)."""
-        if not has_gym_module("task_data"):
-            return None
-        module: Any = gym_module("task_data")
+        """NeMo Gym's check of the fields that a verifier reads; `None` if there is none for this server."""
         kind, _, type_ = (source.server or self.declared.server_of(self._default)).partition("/")
-        directory = module.find_server_dir(type_, base_folder=kind)
+        directory = gym_symbol("find_server_dir")(type_, base_folder=kind)
         try:
-            adapter = module.load_task_data_schema(directory) if directory is not None else None
-        except module.TaskDataSchemaError:
+            adapter = gym_symbol("load_task_data_schema")(directory) if directory is not None else None
+        except gym_symbol("TaskDataSchemaError"):
             return None  # it imports packages that only the server's environment has
         if adapter is None:
             return None
-        return module.TaskDataValidator(server_name=type_, adapter=adapter, dataset_fpath=source.name)
+        return gym_symbol("TaskDataValidator")(server_name=type_, adapter=adapter, dataset_fpath=source.name)
 
 
 def ready_row(line: bytes, prompt: Any, *, agent_prompts: bool) -> dict[str, Any]:
@@ -120,7 +117,7 @@ def ready_row(line: bytes, prompt: Any, *, agent_prompts: bool) -> dict[str, Any
             f"has no responses_create_params.input, and there is no prompt to fill with its fields ({keys}); "
             "give one with --prompt FILE"
         )
-    request: Any = gym_module("base_resources_server").BaseRunRequest
+    request: Any = gym_symbol("BaseRunRequest")
     try:
         request.model_validate(row)
     except ValueError as error:
@@ -135,9 +132,8 @@ def _fill(prompt: Any, row: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             "has responses_create_params.input although there is a prompt to fill: remove one of them"
         )
-    module: Any = gym_module("prompt")
     try:
-        filled: dict[str, Any] = module.apply_prompt_to_row(row, prompt)
+        filled: dict[str, Any] = gym_symbol("apply_prompt_to_row")(row, prompt)
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(str(error.args[0]) if error.args else repr(error)) from None
     return filled

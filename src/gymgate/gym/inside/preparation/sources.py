@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..names import gym_module
+from ..names import gym_symbol
 from ..resolve import resolve
 from .events import refusal
 
@@ -70,14 +70,14 @@ class DeclaredData:
     def sources(self) -> list[RawSource]:
         """Declared datasets of the wanted types, in the config's order; at least one."""
         declared = [
-            (name, kind, dataset)
-            for name, kind, _, settings in self.blocks()
+            (name, dataset)
+            for name, _, _, settings in self.blocks()
             for dataset in settings.get("datasets") or []
         ]
         sources = []
-        for name, kind, dataset in declared:
+        for name, dataset in declared:
             if dataset.get("type") in self.order["types"]:
-                agent = self._agent_of(name, kind, dataset)
+                agent = self._agent_of(name, dataset)
                 prompt = {"prompt_config": self.order["prompt"]} if self.order["prompt"] else {}
                 server = self.server_of(agent)
                 sources.append(
@@ -85,7 +85,7 @@ class DeclaredData:
                 )
         if sources:
             return sources
-        names = ", ".join(f"{dataset['name']} ({dataset['type']})" for *_, dataset in declared)
+        names = ", ".join(f"{dataset['name']} ({dataset['type']})" for _, dataset in declared)
         types = " or ".join(self.order["types"])
         what = f"no {types} data, only {names}" if names else "no data"
         raise refusal(
@@ -104,16 +104,13 @@ class DeclaredData:
             kind, type_, _ = servers[behind]
         return f"{kind}/{type_}"
 
-    def _agent_of(self, name: str, kind: str, dataset: dict[str, Any]) -> str:
+    def _agent_of(self, name: str, dataset: dict[str, Any]) -> str:
         """The agent of a dataset that the instance `name` declares, as NeMo Gym finds it."""
-        resolve = getattr(gym_module("global_config"), "resolve_dataset_agent", None)
-        if self.order["agent"] is not None or (resolve is None and kind != AGENTS):
+        if self.order["agent"] is not None:
             return self.default_agent()
-        if resolve is None:
-            return name
         config = importlib.import_module("omegaconf").OmegaConf.create(self.config)
         taskset = {"taskset": dataset["taskset"]} if dataset.get("taskset") else {}  # unknown to nemo-gym 0.6
-        agent = resolve(config, name, pin=dataset.get("agent"), **taskset)
+        agent = gym_symbol("resolve_dataset_agent")(config, name, pin=dataset.get("agent"), **taskset)
         if agent is None:
             problem = f"dataset {dataset['name']!r} is for several agents at once; give one with --agent"
             raise refusal("ConfigError", problem)
