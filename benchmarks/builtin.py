@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from benchmarks.gym_collector import uv_cache
 from benchmarks.trees import Trees
 from gymgate.gym.runtime import open_catalog
-from gymgate.gym.runtime.environment import installer_env
-from gymgate.gym.runtime.installer import find_uv
 from gymgate.gym.runtime.interpreters import find_interpreters
+from gymgate.gym.runtime.uv import find_uv
+from gymgate.gym.runtime.variables import installer_env
 
 if TYPE_CHECKING:
     from gymgate.integrations.verifiers.evaluation import TimedCounts

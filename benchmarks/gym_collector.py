@@ -25,10 +25,10 @@ from benchmarks.machine import free_port, pss_mb, session_pids
 from gymgate.core.config import RuntimeConfig
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.runtime import Runtime, clean_env, ensure_runtime
-from gymgate.gym.runtime.environment import installer_env
-from gymgate.gym.runtime.installer import find_uv, run_uv
 from gymgate.gym.runtime.interpreters import numbered_commands, text
 from gymgate.gym.runtime.lockfile import PYTHON_FLOOR
+from gymgate.gym.runtime.uv import find_uv, run_uv
+from gymgate.gym.runtime.variables import installer_env
 
 ENVIRONMENT = "example_single_tool_call"
 SHARED = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from gymgate.gym.catalog import Environment
-from gymgate.gym.catalog.model import PACKAGED_KINDS, Need
+from gymgate.gym.catalog.entries import PACKAGED_KINDS, Need
 from gymgate.gym.catalog.shipped import load
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Verdict

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gymgate.core.config import SUPPORTED_NEMO_GYM, RuntimeConfig
 from gymgate.gym.catalog import Catalog, Environment, shipped
-from gymgate.gym.catalog.model import AGENT_KIND
+from gymgate.gym.catalog.entries import AGENT_KIND
 from gymgate.gym.catalog.scan import Scanner, images_of_rows
 from gymgate.gym.runtime import ensure_runtime
 

@@ -18,7 +18,7 @@ from gymgate.core.config import DEFAULT_NEMO_GYM, RuntimeConfig
 from gymgate.core.errors import GymgateError
 from gymgate.gym.inside import names
 from gymgate.gym.runtime import ensure_runtime
-from gymgate.gym.runtime.installer import run_uv
+from gymgate.gym.runtime.uv import run_uv
 
 ROOT = Path(__file__).parents[1]
 FAST = ("-m", "not gym and not heavy", "-q", "--tb=line", "-p", "no:cacheprovider")

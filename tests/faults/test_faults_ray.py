@@ -13,7 +13,7 @@ import pytest
 from gymgate.core.config import RolloutLimits
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.inside.forkserver import descendants
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import ensure_runtime
 from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire

@@ -17,7 +17,7 @@ from gymgate.core.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, RuntimeCon
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import Catalog, Environment
 from gymgate.gym.catalog.parse import ConfigProblem, ConfigReader
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import Runtime, clean_env, ensure_runtime
 
 pytestmark = pytest.mark.gym

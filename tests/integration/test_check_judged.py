@@ -14,7 +14,7 @@ from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.gateway.replay.backend import make_response
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.inside.forkserver import descendants
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import ensure_runtime
 from gymgate.quality import CheckRequest, CheckResult, check_all
 from gymgate.quality.answers import RecordedJudge, serving

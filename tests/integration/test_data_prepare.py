@@ -19,7 +19,7 @@ import pytest
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig, cache_dir
 from gymgate.core.errors import ConfigError, DataError, NeedMissingError, SetupError
 from gymgate.gym.preparation import Manifest, PrepareConfig, ScriptHelp, prepare
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import ensure_runtime, open_catalog
 from gymgate.trl import NeMoGymSpec
 from nemo_gym_env import load_environment

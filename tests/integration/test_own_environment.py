@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from support.upstream import scripted_chat
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]

@@ -20,7 +20,7 @@ import pytest_asyncio
 from gymgate.core.config import ReplayEndpoint, RuntimeConfig, StackConfig
 from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollouts
 from gymgate.gym.catalog import Catalog
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import ensure_runtime
 from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire

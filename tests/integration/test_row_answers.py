@@ -11,7 +11,7 @@ import pytest
 import gymgate
 from gymgate.core.errors import ConfigError
 from gymgate.gym.records import answer_fields
-from gymgate.gym.rows import open_sources
+from gymgate.gym.row_sources import open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.runs.plan import RolloutPlan
 from support.stacks import runtime

@@ -99,9 +99,9 @@ def test_nemo_gyms_own_command_line_keeps_its_runtime() -> None:
         "import os, sys\n"
         "from gymgate.core.config import RuntimeConfig\n"
         "from gymgate.gym.runtime import find_runtime\n"
-        "from gymgate.gym.runtime.held import hand_over\n"
+        "from gymgate.gym.runtime.locks import inherit_locks_on_exec\n"
         "assert find_runtime(RuntimeConfig())\n"
-        "hand_over()\n"
+        "inherit_locks_on_exec()\n"
         "os.execv(sys.executable, [sys.executable, '-c', 'print(flush=True); input()'])\n"
     )
     ensured = ensure_runtime(RuntimeConfig()).python.parents[1]

@@ -40,7 +40,7 @@ from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect, netw
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to
 from gymgate.stack.protocol import PROTOCOL, Peer, _frame
-from gymgate.stack.serve import MAX_FRAME, _Caller, _Server, serve_stack
+from gymgate.stack.stack_server import MAX_FRAME, _Caller, _Server, serve_stack
 from gymgate.stack.wire import endpoint_to_wire
 from support.stacks import ROW, SESSIONS, SIMPLE, all_gone, call_then_answer, pids_of, stack_config
 from support.upstream import MODELS, Seen, Upstream, upstream

@@ -14,7 +14,7 @@ import pytest
 
 from gymgate.core.config import SUPPORTED_NEMO_GYM
 from gymgate.gym.runtime import find_interpreters
-from gymgate.gym.runtime.installer import run_uv
+from gymgate.gym.runtime.uv import run_uv
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = {"nemogym", "datasets", "inspect", "openenv", "otel", "parquet", "ray", "skyrl", "trl", "verl"}

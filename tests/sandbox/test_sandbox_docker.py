@@ -22,9 +22,9 @@ from gymgate.cli import cli
 from gymgate.core.config import EnvironmentConfig, RolloutLimits, StackConfig
 from gymgate.gym.inside.forkserver import rollout_label
 from gymgate.gym.runtime import containers as found_containers
-from gymgate.gym.runtime.owners import place
+from gymgate.gym.runtime.owners import pid_namespace_id
 from gymgate.stack.client import Stack
-from gymgate.stack.containers import Containers
+from gymgate.stack.container_removal import Containers
 from support.namespaces import elsewhere
 from support.sandboxes import GIVE_UP, ROWS, SOLVE, containers, fix_repo, follows, no_containers, stack_config
 
@@ -247,7 +247,11 @@ def test_leftovers_are_found_and_cleaned(
     """Containers whose daemon is gone. Those of a daemon that runs stay, and those of one that cannot be seen from here."""
     monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path))
     labels, ids = found_containers.labels_of("s", "s.1"), {}
-    processes = {"dead": f"{place()}-4194304", "live": labels[found_containers.PROCESS], "far": "a2345678-1"}
+    processes = {
+        "dead": f"{pid_namespace_id()}-4194304",
+        "live": labels[found_containers.PROCESS],
+        "far": "a2345678-1",
+    }
     try:
         for name, process in processes.items():
             ids[name] = started(docker, labels | {found_containers.PROCESS: process})

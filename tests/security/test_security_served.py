@@ -16,7 +16,7 @@ import pytest
 from gymgate.core import codec
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig, StackServer
 from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError
-from gymgate.stack import connect, protocol, serve
+from gymgate.stack import connect, protocol, stack_server
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to
 from gymgate.stack.protocol import Peer, _frame
@@ -267,7 +267,7 @@ async def test_a_server_that_describes_no_stack_is_a_lost_stack(
     async def hello(caller: Any, message: dict[str, Any], _: bytes) -> Any:
         return described
 
-    monkeypatch.setattr(serve._Caller, "_hello", hello)
+    monkeypatch.setattr(stack_server._Caller, "_hello", hello)
     async with in_process(Served(), monkeypatch) as server:
         with pytest.raises(StackLostError):
             await connect(ONE, where=server)
@@ -333,11 +333,13 @@ async def in_process(served: Served, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     async def take(config: StackConfig, **_: Any) -> Served:
         return served
 
-    monkeypatch.setattr(serve, "connect", take)
+    monkeypatch.setattr(stack_server, "connect", take)
     ready = asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = StackServer(f"gymgate://127.0.0.1:{listener.getsockname()[1]}")
-        work = asyncio.create_task(serve.serve_stack(served.config, listener, TOKEN, None, ready.set, print))
+        work = asyncio.create_task(
+            stack_server.serve_stack(served.config, listener, TOKEN, None, ready.set, print)
+        )
         await ready.wait()
         try:
             yield server

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gymgate.gym.rows import RowSource, open_rows
+from gymgate.gym.row_sources import RowSource, open_rows
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import Identity, PlannedRollout, RolloutPlan

@@ -18,7 +18,7 @@ import gymgate
 from gymgate.cli.aggregate import command
 from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.core.errors import ConfigError, PolicyError
-from gymgate.gym.rows import RowSource
+from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout
 from gymgate.rollouts.row import make_row, row_key
 from gymgate.runs.aggregate import read_runs

@@ -20,7 +20,7 @@ from collect_program import reward_of
 
 from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.core.errors import DataError, PolicyError, StackLostError
-from gymgate.gym.rows import RowSource
+from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.row import make_row
 from gymgate.runs import run as run_module

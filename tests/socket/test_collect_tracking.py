@@ -22,7 +22,7 @@ from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.run import command
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.core.errors import MissingExtraError
-from gymgate.gym.rows import RowSource
+from gymgate.gym.row_sources import RowSource
 from gymgate.results import tracking
 from gymgate.results.trackers import LIBRARIES, log_run, shown_metrics
 from gymgate.results.tracking import RunTracking

@@ -16,7 +16,7 @@ from gymgate.core.errors import PolicyError
 from gymgate.core.http_client import HTTPClient
 from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.backends.ready import wait_until_ready
-from gymgate.gym.rows import RowSource
+from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.row import make_row
 from gymgate.runs import run as run_module

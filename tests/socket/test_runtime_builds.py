@@ -18,7 +18,7 @@ from gymgate.gym.runtime.venv import MARKER, build_once, read_runtime
 BUILD = """
 import json, os, sys, time
 from pathlib import Path
-from gymgate.gym.runtime.installer import run_uv
+from gymgate.gym.runtime.uv import run_uv
 from gymgate.gym.runtime.venv import build_once
 root, behaviour = Path(sys.argv[1]), sys.argv[2]
 version = "%d.%d.%d" % sys.version_info[:3]

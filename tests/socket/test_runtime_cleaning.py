@@ -21,7 +21,7 @@ from pathlib import Path
 from gymgate.core.config import RuntimeConfig
 from gymgate.gym.runtime import Interpreter, find_runtime
 from gymgate.gym.runtime.ensure import _recipe, runtimes_dir
-from gymgate.gym.runtime.installer import run_uv
+from gymgate.gym.runtime.uv import run_uv
 from gymgate.gym.runtime.venv import build_once
 
 interpreter = Interpreter(Path(sys.executable), sys.version_info[:3])

@@ -14,7 +14,7 @@ import pytest
 
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig, StackServer
 from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError
-from gymgate.stack import network, serve
+from gymgate.stack import network, stack_server
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to, notice_silence
 from gymgate.stack.protocol import PROTOCOL, Peer
@@ -31,7 +31,7 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Served:
     async def connect(config: StackConfig, **_: Any) -> Served:
         return served
 
-    monkeypatch.setattr(serve, "connect", connect)
+    monkeypatch.setattr(stack_server, "connect", connect)
     monkeypatch.setenv("STACK_TOKEN", TOKEN)
     return served
 
@@ -41,7 +41,7 @@ async def serving(config: StackConfig) -> AsyncIterator[tuple[StackServer, async
     ready = asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = StackServer(f"gymgate://127.0.0.1:{listener.getsockname()[1]}")
-        work = asyncio.create_task(serve.serve_stack(config, listener, TOKEN, None, ready.set, print))
+        work = asyncio.create_task(stack_server.serve_stack(config, listener, TOKEN, None, ready.set, print))
         await ready.wait()
         try:
             yield server, work
@@ -92,9 +92,9 @@ async def test_what_anybody_could_use_is_not_served(
     async def connect(config: StackConfig, **_: Any) -> Served:
         raise AssertionError("it was started")
 
-    monkeypatch.setattr(serve, "connect", connect)
+    monkeypatch.setattr(stack_server, "connect", connect)
     with socket.create_server((host, 0)) as listener, pytest.raises(ConfigError, match=reason):
-        await serve.serve_stack(Served.config, listener, token, None, lambda: None, print)
+        await stack_server.serve_stack(Served.config, listener, token, None, lambda: None, print)
 
 
 @pytest.mark.parametrize("token", ["", "x", TOKEN[:-1], TOKEN + "x", "\udcff" * 20, "y" * 5000])
@@ -266,6 +266,6 @@ async def test_of_a_caller_that_is_let_in_it_is_noticed(
         notice_silence(sock)
         watched.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
 
-    monkeypatch.setattr(serve, "notice_silence", notice)
+    monkeypatch.setattr(stack_server, "notice_silence", notice)
     async with serving(stack.config) as (server, _), leased(server, "one"):
         assert watched == [60_000]

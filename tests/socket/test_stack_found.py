@@ -62,7 +62,7 @@ def gymgate(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_daemon_is_found_by_its_process(one: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the variables say about where its files are."""
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert one.daemon in find_daemons().here
+    assert one.daemon in find_daemons().reachable
     assert one.daemon.owner == os.getpid()
     assert one.daemon.owner_command is not None
     assert Path(one.daemon.owner_command[0]).name.startswith("python")
@@ -96,7 +96,7 @@ def test_a_daemon_whose_socket_was_removed_is_there(one: Waiting) -> None:
     path = one.daemon.command.socket_path
     path.unlink()
     shutil.rmtree(one.daemon.command.directory)
-    assert one.daemon in find_daemons().here
+    assert one.daemon in find_daemons().reachable
     assert asked(one.daemon).state == "not answering"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
@@ -122,7 +122,9 @@ def test_a_process_that_only_looks_like_a_daemon_is_none(one: Waiting, tmp_path:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         assert read_daemon(process.pid) is None
-        assert [found.pid for found in find_daemons().here if found.command == command] == [one.daemon.pid]
+        assert [found.pid for found in find_daemons().reachable if found.command == command] == [
+            one.daemon.pid
+        ]
 
 
 def test_a_daemon_of_another_user_is_only_counted(one: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +134,7 @@ def test_a_daemon_of_another_user_is_only_counted(one: Waiting, monkeypatch: pyt
     monkeypatch.setattr(daemons, "_shared_elsewhere", lambda here: [])
     monkeypatch.setattr(os, "getuid", lambda: someone)
     found = find_daemons()
-    assert one.daemon not in found.here
+    assert one.daemon not in found.reachable
     assert found.of_other_users > before
 
 
@@ -140,7 +142,7 @@ def test_a_daemon_of_another_user_is_only_counted(one: Waiting, monkeypatch: pyt
 def test_stacks_in_another_namespace_are_named(shared: bool) -> None:
     """Seen from inside one, where processes of outside have no numbers."""
     program = "from gymgate.stack.daemons import find_daemons; found = find_daemons()\n"
-    program += "print(*found.elsewhere, len(found.here), sep='\\n')"
+    program += "print(*found.unreachable, len(found.reachable), sep='\\n')"
     with waiting(shared=shared) as outside:
         *paths, here = elsewhere(program).split()
         assert here == "0"
@@ -155,8 +157,8 @@ def test_stacks_of_a_namespace_are_not_touched_from_outside(monkeypatch: pytest.
     with lives_elsewhere(STARTS) as line:
         path = Path(line.strip())
         found = find_daemons()
-        assert path.parent in found.elsewhere
-        assert all(daemon.command.socket_path != path for daemon in found.here)
+        assert path.parent in found.unreachable
+        assert all(daemon.command.socket_path != path for daemon in found.reachable)
 
 
 def test_a_daemon_is_told_to_stop_and_leaves_nothing(one: Waiting) -> None:
@@ -165,7 +167,7 @@ def test_a_daemon_is_told_to_stop_and_leaves_nothing(one: Waiting) -> None:
     assert one.process.wait(10) == 0
     assert not one.daemon.command.socket_path.exists()
     assert not one.daemon.command.directory.exists()
-    assert one.daemon not in find_daemons().here
+    assert one.daemon not in find_daemons().reachable
 
 
 @pytest.mark.parametrize("now", [False, True])

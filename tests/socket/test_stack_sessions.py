@@ -24,9 +24,9 @@ from gymgate.core.errors import StackLostError
 from gymgate.rollouts import Rollout
 from gymgate.stack.client import Lease, Stack
 from gymgate.stack.daemon import Daemon
-from gymgate.stack.environment import ServerSet
 from gymgate.stack.launch import DaemonAddress
-from gymgate.stack.running import RunningStack
+from gymgate.stack.running_environment import ServerSet
+from gymgate.stack.running_stack import RunningStack
 from support.upstream import Script, Seen, chat_answer, responses_answer, upstream
 
 ENDPOINT = HTTPEndpoint(base_url="http://127.0.0.1:9/v1")

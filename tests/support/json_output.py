@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from gymgate.cli import info
 from gymgate.cli.aggregate import AggregatedRuns
-from gymgate.cli.cache import CacheListing, RemovedPart
+from gymgate.cli.cache import CacheListing, RemovalRecord
 from gymgate.cli.compare import ComparedRuns
 from gymgate.cli.list import ListedEnvironment
 from gymgate.cli.ps import StackListing
@@ -22,7 +22,7 @@ from gymgate.quality import CheckResult
 OUTPUTS: dict[str, Any] = {
     "aggregate": AggregatedRuns,
     "cache": CacheListing,
-    "cache clean": list[RemovedPart],
+    "cache clean": list[RemovalRecord],
     "check": list[CheckResult],
     "compare": ComparedRuns,
     "data blend": BlendResult,

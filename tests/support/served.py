@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gymgate.core.config import StackConfig, StackServer
-from gymgate.stack import serve
+from gymgate.stack import stack_server
 from gymgate.stack.protocol import Reply
 
 TOKEN = "canary-token-0123456789"
@@ -101,11 +101,13 @@ async def main() -> None:
     async def connect(config: StackConfig, **_: Any) -> Served:
         return stack
 
-    serve.connect = connect  # type: ignore[assignment]
+    stack_server.connect = connect  # type: ignore[assignment]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         token = os.environ["STACK_TOKEN"]
-        await serve.serve_stack(stack.config, listener, token, None, lambda: print(port, flush=True), print)
+        await stack_server.serve_stack(
+            stack.config, listener, token, None, lambda: print(port, flush=True), print
+        )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from gymgate.gym.catalog.needs import policy_servers, refuse_unanswered
 from gymgate.gym.catalog.requirements import Distributions, read_requirements
 from gymgate.gym.catalog.servercode import read_module
 from gymgate.gym.inside.resolve import ServerInstance
-from gymgate.gym.needs import require_needs
+from gymgate.gym.open_needs import require_needs
 from gymgate.gym.runtime import open_catalog
 
 

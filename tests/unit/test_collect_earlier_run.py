@@ -21,7 +21,7 @@ from gymgate.cli.export import command as export
 from gymgate.cli.report import command as report
 from gymgate.core.config import ReplayEndpoint, RolloutLimits
 from gymgate.core.errors import ConfigError
-from gymgate.gym.rows import RowSource, open_rows
+from gymgate.gym.row_sources import RowSource, open_rows
 from gymgate.rollouts import Rollout, outcome_of
 from gymgate.runs.layout import ROLLOUTS
 from gymgate.runs.pace import Pace

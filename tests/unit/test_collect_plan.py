@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, DataError, PolicyError
 from gymgate.gym.records import answer_fields
-from gymgate.gym.rows import RowSource, open_rows
+from gymgate.gym.row_sources import RowSource, open_rows
 from gymgate.rollouts.row import make_row
 from gymgate.runs.plan import SEED_STRIDE, Identity, IdentitySet, RolloutPlan, Shard, parse_seeds, parse_shard
 from gymgate.runs.run import Collection

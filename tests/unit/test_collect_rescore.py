@@ -50,7 +50,7 @@ def call(**details: Any) -> dict[str, Any]:
 
 def rows_at(path: Path, *texts: str) -> list[str]:
     """A file of rows with these inputs; their keys."""
-    from gymgate.gym.rows import open_rows
+    from gymgate.gym.row_sources import open_rows
 
     rows = [{"responses_create_params": {"input": text}} for text in texts]
     path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))

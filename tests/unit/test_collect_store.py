@@ -18,7 +18,7 @@ import orjson
 import pytest
 
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.gym.rows import RowSource
+from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
 from gymgate.rollouts.row import make_row
 from gymgate.runs.attempts import Attempt

@@ -10,7 +10,7 @@ import pytest
 from gymgate.cli import main
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.preparation import BlendFile, blend_files, parse_blend_file
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.rollouts import RowFile
 
 BIG = 123456789012345678901234567890

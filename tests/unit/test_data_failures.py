@@ -13,7 +13,7 @@ import pytest
 from gymgate.cli import main
 from gymgate.core.errors import DataError, GymgateError, NeedMissingError, SetupError
 from gymgate.core.files import filling, replacing, sha256_of
-from gymgate.gym.preparation.failures import failure, missing_package, refusal
+from gymgate.gym.preparation.diagnosis import failure, missing_package, refusal
 from gymgate.gym.preparation.program import run_program
 
 

@@ -16,7 +16,7 @@ SCRIPT = """
 import json, sys
 import datasets
 from pathlib import Path
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.core.errors import GymgateError
 here = Path(sys.argv[1])
 rows = [

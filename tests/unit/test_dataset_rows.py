@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import gymgate.gym.rows as sources
+import gymgate.gym.row_sources as sources
 from gymgate.core.errors import ConfigError, DataError, MissingExtraError
 from gymgate.core.extras import install_command
 from gymgate.gym.catalog import DataFile, Environment
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.rollouts import Row, blend, make_row, row_key
 
 ROW = {"responses_create_params": {"input": "hi"}}

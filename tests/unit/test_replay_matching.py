@@ -267,7 +267,7 @@ def test_a_pinned_recording_is_read_without_the_others(tmp_path: Path) -> None:
     assert load_index(paths, 2).recordings[0].name == "broken.jsonl:3"
     with pytest.raises(DataError, match=r"broken.jsonl:2"):
         load_index(paths, 1)
-    with pytest.raises(ConfigError, match=r"no recorded rollout 3 in .*; there is 0 to 2"):
+    with pytest.raises(ConfigError, match=r"no recorded rollout 3 in .*; available: 0 to 2"):
         load_index(paths, 3)
 
 

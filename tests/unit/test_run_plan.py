@@ -19,7 +19,7 @@ from gymgate.cli.run import summary_of
 from gymgate.core.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.gateway.replay.recording import Recording
-from gymgate.gym.rows import RowSource, open_rows
+from gymgate.gym.row_sources import RowSource, open_rows
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.runs.metrics import summary_rows
 from gymgate.runs.plan import RolloutPlan

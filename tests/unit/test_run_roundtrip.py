@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from gymgate.cli.run import command
 from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.core.errors import ConfigError
-from gymgate.gym.rows import RowSource
+from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts.row import make_row
 from gymgate.runs.pace import DEFAULT_BUDGETS, Pace
 from gymgate.runs.plan import RolloutPlan

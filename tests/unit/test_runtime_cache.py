@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from gymgate.cli import cli
 from gymgate.cli.cache import age_text, size_text
-from gymgate.gym.runtime import held
+from gymgate.gym.runtime import locks
 from gymgate.gym.runtime.cache import CacheEntry, cache_entries, clean, gym_cache, measure
 from gymgate.gym.runtime.venv import MARKER
 
@@ -26,7 +26,7 @@ DAY = 86400.0
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path))
-    monkeypatch.setattr(held, "_held", {})
+    monkeypatch.setattr(locks, "_held", {})
     return tmp_path
 
 
@@ -107,7 +107,7 @@ def test_all_is_what_nobody_uses(cache: Path) -> None:
     data = written(cache / "data" / "nemo-gym-0.7.0" / "rows.jsonl").parent
     busy = written(cache / "data" / "nemo-gym-0.6.0" / "rows.jsonl").parent
     fetched = written(gym_cache() / "hub" / "weights").parent
-    with used(mine / MARKER), held.locked(cache / "data" / ".nemo-gym-0.6.0.lock", "preparing"):
+    with used(mine / MARKER), locks.locked(cache / "data" / ".nemo-gym-0.6.0.lock", "preparing"):
         told = {removal.entry.path: removal.kept for removal in clean(None)}
     assert f" {os.getpid()}" in told[mine]
     assert (told[free], told[data]) == ("", "")
@@ -127,12 +127,12 @@ def test_a_dry_run_removes_nothing_and_waits_for_nobody(cache: Path) -> None:
 
 def test_use_is_noted_and_keeps(cache: Path) -> None:
     place = runtime(cache, days=90)
-    assert held.hold(place / MARKER)
+    assert locks.hold(place / MARKER)
     [part] = cache_entries()
     assert time.time() - part.last_used < 60
     assert part.users() == [os.getpid()]
     age(place / MARKER, 90)
-    assert held.hold(place / MARKER)  # again, without another descriptor
+    assert locks.hold(place / MARKER)  # again, without another descriptor
     assert time.time() - cache_entries()[0].last_used < 60
     assert all(removal.kept for removal in clean(None))
     assert place.exists()
@@ -140,14 +140,14 @@ def test_use_is_noted_and_keeps(cache: Path) -> None:
 
 def test_what_is_gone_or_was_made_anew_is_not_held(cache: Path) -> None:
     place = runtime(cache)
-    assert held.hold(place / MARKER)
+    assert locks.hold(place / MARKER)
     (place / MARKER).unlink()
-    assert not held.hold(place / MARKER)
+    assert not locks.hold(place / MARKER)
     runtime(cache)
-    with held.alone(place / MARKER) as unused:
+    with locks.try_exclusive(place / MARKER) as unused:
         assert unused
-    assert held.hold(place / MARKER)
-    with held.alone(place / MARKER) as unused:
+    assert locks.hold(place / MARKER)
+    with locks.try_exclusive(place / MARKER) as unused:
         assert not unused
 
 
@@ -166,7 +166,7 @@ def test_a_file_system_that_refuses_is_told(cache: Path, monkeypatch: pytest.Mon
             raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    assert held.hold(place / MARKER)
+    assert locks.hold(place / MARKER)
     [removal] = clean(None)
     assert (removal.kept, place.exists()) == ("Function not implemented", True)
 
@@ -183,7 +183,7 @@ def test_the_command_lists_and_cleans(cache: Path) -> None:
     assert lines["rows"][0] == "index"
     assert str(cache) in listed.output.splitlines()[-1]
     told = json.loads(CliRunner().invoke(cli, ["cache", "--json"]).output)
-    assert {Path(part["path"]).name: part["requirements"] for part in told["parts"]} == {
+    assert {Path(part["path"]).name: part["requirements"] for part in told["entries"]} == {
         "nemo-gym-old": ["numpy"],
         "nemo-gym-new": [],
         "rows": [],

@@ -19,10 +19,11 @@ from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.core.errors import GymgateError, StackStartError
 from gymgate.gym.preparation import PrepareConfig
 from gymgate.gym.preparation.order import program_env
-from gymgate.gym.runtime import installer, interpreters, venv
+from gymgate.gym.runtime import interpreters, venv
 from gymgate.gym.runtime import npm as npm_programs
+from gymgate.gym.runtime import uv as uv_program
 from gymgate.gym.runtime.command import CommandError
-from gymgate.gym.runtime.installer import UvFailedError, run_uv
+from gymgate.gym.runtime.uv import UvFailedError, run_uv
 from gymgate.quality import CheckRequest, processes
 from gymgate.stack import connect, launch, leases
 from gymgate.stack.forkserver_pool import ForkServerPool
@@ -117,7 +118,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         path = Path(directory) / "program"
         path.write_text(PROGRAM)
         path.chmod(0o700)
-        monkeypatch.setattr(installer, "find_uv", lambda: path)
+        monkeypatch.setattr(uv_program, "find_uv", lambda: path)
         monkeypatch.setattr(sys, "executable", str(path))
         monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
         yield path

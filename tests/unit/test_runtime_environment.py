@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gymgate.gym.runtime import clean_env, daemon_env
-from gymgate.gym.runtime.environment import installer_env, users_env
 from gymgate.gym.runtime.pip_settings import index_settings
+from gymgate.gym.runtime.variables import installer_env, users_env
 
 SECRETS = (
     "OPENAI_API_KEY",

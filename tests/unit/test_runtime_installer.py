@@ -10,10 +10,10 @@ import pytest
 
 from gymgate.core.config import SUPPORTED_NEMO_GYM
 from gymgate.core.errors import SetupError
-from gymgate.gym.runtime import installer
+from gymgate.gym.runtime import uv
 from gymgate.gym.runtime.ensure import explain_failure
-from gymgate.gym.runtime.installer import UvFailedError, condense, find_uv, kind_of, run_uv
 from gymgate.gym.runtime.lockfile import LOCKS, package_of, pins, read_lock, split_lock
+from gymgate.gym.runtime.uv import UvFailedError, condense, find_uv, kind_of, run_uv
 
 NEW_WORDS = """\
 Using Python 3.13.0 environment at: v
@@ -113,7 +113,7 @@ def test_a_uv_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     program = tmp_path / "uv"
     program.write_text("#!/bin/sh\nexec sleep 100\n")
     program.chmod(0o755)
-    monkeypatch.setattr(installer, "find_uv", lambda: program)
+    monkeypatch.setattr(uv, "find_uv", lambda: program)
     started = time.monotonic()
     with pytest.raises(UvFailedError, match=r"\b0\.2 s"):
         run_uv("pip", "list", timeout_s=0.2)

@@ -22,7 +22,7 @@ from gymgate.gym.catalog.sandboxes import (
     sandbox_block,
 )
 from gymgate.gym.inside.resolve import provider_in, sandbox_references, value_at
-from gymgate.gym.runtime import sandboxes as machine
+from gymgate.gym.runtime import sandbox_providers as machine
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.integrations.verl.worker import LoopConfig

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gymgate.gym.runtime.containers import SERVERS
-from gymgate.stack import containers
+from gymgate.stack import container_removal
 
 
 def test_environments_that_start_at_once_share_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,8 +22,8 @@ def test_environments_that_start_at_once_share_one_process(monkeypatch: pytest.M
         started.append(command)
         return SimpleNamespace(stdin=None)
 
-    monkeypatch.setattr(containers.subprocess, "Popen", popen)
-    stack, labels = containers.Containers(), []
+    monkeypatch.setattr(container_removal.subprocess, "Popen", popen)
+    stack, labels = container_removal.Containers(), []
     threads = [threading.Thread(target=lambda: labels.append(stack.new_labels()[SERVERS])) for _ in range(4)]
     for thread in threads:
         thread.start()

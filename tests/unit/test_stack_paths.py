@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gymgate.gym.runtime.owners import place
+from gymgate.gym.runtime.owners import pid_namespace_id
 from gymgate.stack.paths import make_private, process_directory, remove_traces
 
 
@@ -21,7 +21,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def directory_of(pid: int, base: Path) -> Path:
-    path = base / f"p-{place()}-{pid}-0"
+    path = base / f"p-{pid_namespace_id()}-{pid}-0"
     path.mkdir(parents=True, mode=0o700)
     return path
 

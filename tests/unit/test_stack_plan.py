@@ -15,10 +15,10 @@ from gymgate.core.config import EnvironmentConfig, Routing, StackConfig
 from gymgate.core.errors import ConfigError, ServerDiedError, StackStartError
 from gymgate.gym.inside.resolve import ServerInstance
 from gymgate.gym.server_code import ServerCode
-from gymgate.stack import plan, running
-from gymgate.stack.environment import RunningEnvironment, StackContext
+from gymgate.stack import plan, running_stack
 from gymgate.stack.plan import EnvironmentPlan
-from gymgate.stack.running import RunningStack
+from gymgate.stack.running_environment import RunningEnvironment, StackContext
+from gymgate.stack.running_stack import RunningStack
 
 
 def context(root: Path, agent: dict[str, Any]) -> StackContext:
@@ -120,7 +120,7 @@ async def test_an_environment_that_does_not_start_leaves_the_others(
 
     told: list[str] = []
     stack = RunningStack(StackConfig(environments=("a", "b"), hang_timeout_s=None), tmp_path, told.append)
-    monkeypatch.setattr(running, "RunningEnvironment", Scripted)
+    monkeypatch.setattr(running_stack, "RunningEnvironment", Scripted)
     monkeypatch.setattr(stack, "_resolve", lambda: [(spec, (), None) for spec in stack.config.environments])
     async with stack._exits:
         if up:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gymgate.stack.children import Child, reason_in, until_listening
-from gymgate.stack.environment import RunningEnvironment, ServerSet
+from gymgate.stack.running_environment import RunningEnvironment, ServerSet
 
 PYDANTIC = """Traceback (most recent call last):
   File "app.py", line 1, in <module>

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gymgate.core.config import EnvironmentConfig
-from gymgate.gym.needs import telemetry_requirements
+from gymgate.gym.open_needs import telemetry_requirements
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CachePart:
-    """A part of the cache."""
+class CacheRecord:
+    """An entry of the cache."""
 
     kind: str
     path: Path
@@ -42,12 +42,12 @@ class CacheListing:
     """What `gymgate cache --json` prints."""
 
     path: Path
-    parts: Sequence[CachePart]
+    entries: Sequence[CacheRecord]
 
 
 @dataclass(frozen=True)
-class RemovedPart:
-    """A part of the cache that `gymgate cache clean --json` lists: removed, or due and kept."""
+class RemovalRecord:
+    """An entry of the cache that `gymgate cache clean --json` lists: removed, or due and kept."""
 
     kind: str
     path: Path
@@ -124,7 +124,7 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
     if as_json:
         print_json(
             [
-                RemovedPart(entry.kind, entry.path, not reason, size, reason or None)
+                RemovalRecord(entry.kind, entry.path, not reason, size, reason or None)
                 for entry, size, reason in removals
             ]
         )
@@ -154,11 +154,11 @@ def _name(entry: CacheEntry) -> str:
     return name if entry.path.parent.name not in ("npm", "data") else f"{entry.path.parent.name}/{name}"
 
 
-def _description(entry: CacheEntry) -> CachePart:
+def _description(entry: CacheEntry) -> CacheRecord:
     from gymgate.gym.runtime.cache import measure
 
     users = entry.users()
-    return CachePart(
+    return CacheRecord(
         kind=entry.kind,
         path=entry.path,
         detail=entry.detail,

@@ -47,11 +47,11 @@ from gymgate.cli.output import echo, log, print_json
 from gymgate.cli.policies import policy_endpoint, refuse_without_endpoint
 from gymgate.core.config import Routing, RuntimeConfig
 from gymgate.core.errors import ConfigError, GymgateError
-from gymgate.gym.catalog.model import AGENT_KIND
+from gymgate.gym.catalog.entries import AGENT_KIND
 from gymgate.gym.catalog.sandboxes import packaged_providers, sandbox_block
 from gymgate.gym.inside.resolve import provider_in
 from gymgate.gym.runtime import open_catalog
-from gymgate.gym.runtime.sandboxes import why_unusable
+from gymgate.gym.runtime.sandbox_providers import why_unusable
 from gymgate.runs.policies import ask_judges
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from gymgate.cli.output import log
 from gymgate.cli.policies import endpoint_list, sampling_fields
 from gymgate.core.config import DEFAULT_KEY_VARIABLE, HTTPEndpoint, validation_message
 from gymgate.core.errors import ConfigError
-from gymgate.gym.needs import require_needs
+from gymgate.gym.open_needs import require_needs
 from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT, EvalOptions
 from gymgate.integrations.verifiers import PLUGIN_ID, require_verifiers
 from gymgate.runs.counts import RolloutCounts
@@ -287,7 +287,7 @@ def check_policy(
             endpoint = asked_endpoint(endpoint, 0, log)
         policy = Policy(url, variable, str(endpoint.model))
     stack = eval_options.run_spec().stack
-    if ask and stack.here:
+    if ask and stack.is_local:
         asked = ask_judges(dict(stack.models), 0, log)
         known = dict(stack.models)
         judges = {

@@ -29,13 +29,13 @@ def command(gym: RuntimeConfig, arguments: tuple[str, ...]) -> NoReturn:
       gymgate gym -- list environments
     """
     from gymgate.gym.runtime import ensure_runtime
-    from gymgate.gym.runtime.environment import users_env
-    from gymgate.gym.runtime.held import hand_over
-    from gymgate.gym.runtime.installer import find_uv
+    from gymgate.gym.runtime.locks import inherit_locks_on_exec
+    from gymgate.gym.runtime.uv import find_uv
+    from gymgate.gym.runtime.variables import users_env
 
     runtime = ensure_runtime(gym, progress=log)
     program = runtime.python.with_name("gym")
     if not program.is_file():
         raise ConfigError(f"nemo-gym {runtime.version} at {runtime.python} has no command `gym`")
-    hand_over()
+    inherit_locks_on_exec()
     os.execve(program, [str(program), *arguments], users_env(program.parent, find_uv().parent))

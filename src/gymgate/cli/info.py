@@ -14,7 +14,7 @@ from gymgate.cli.options import gym_option, json_option
 from gymgate.cli.output import echo, log, print_json, print_table
 from gymgate.core.config import RuntimeConfig
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
-from gymgate.gym.catalog.model import Dataset
+from gymgate.gym.catalog.entries import Dataset
 from gymgate.gym.catalog.needs import Need
 from gymgate.gym.catalog.scan import images_of_rows
 from gymgate.gym.inside.resolve import MISSING, SandboxReference, walk

@@ -13,7 +13,7 @@ from gymgate.cli.output import log, print_json, print_table
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import Environment
-from gymgate.gym.catalog.model import AGENT_KIND
+from gymgate.gym.catalog.entries import AGENT_KIND
 from gymgate.gym.catalog.needs import Need
 from gymgate.gym.runtime import open_catalog
 

@@ -53,7 +53,7 @@ def command(names: tuple[str, ...], follow: bool, lines: int | None) -> None:
     daemon = _choose(stack)
     logs = named_logs(daemon.command.directory)
     if server is not None and server not in logs:
-        raise ConfigError(f"stack {daemon} has no log of {server!r}: there is {', '.join(logs) or 'none'}")
+        raise ConfigError(f"stack {daemon} has no log of {server!r}; available: {', '.join(logs) or 'none'}")
     try:
         with contextlib.closing(_Logs(daemon.command.directory, server)) as shown:
             shown.look()
@@ -155,5 +155,5 @@ def _choose(pid: int | None) -> DaemonProcess:
     if pid is not None:
         return found.choose(pid)
     if (daemon := found.only()) is None:
-        raise ConfigError(NONE + found.describe_elsewhere("; "))
+        raise ConfigError(NONE + found.describe_unreachable("; "))
     return daemon

@@ -81,10 +81,10 @@ def command(as_json: bool) -> None:
     from gymgate.stack.daemons import ask_daemons, find_daemons
 
     found = find_daemons()
-    reports = asyncio.run(ask_daemons(found.here))
+    reports = asyncio.run(ask_daemons(found.reachable))
     stacks = [_listed(daemon, report) for daemon, report in reports.items()]
     if as_json:
-        print_json(StackListing(stacks, found.elsewhere, found.of_other_users))
+        print_json(StackListing(stacks, found.unreachable, found.of_other_users))
         return
     if stacks:
         header = ("pid", "state", "environments", "rollouts", "age", "memory", "used by")
@@ -96,7 +96,7 @@ def command(as_json: bool) -> None:
 
 def log_hidden(found: FoundDaemons) -> None:
     """Say which stacks were seen but cannot be looked at."""
-    if elsewhere := found.describe_elsewhere():
+    if elsewhere := found.describe_unreachable():
         log(elsewhere)
     if found.of_other_users:
         log(f"stacks of other users: {found.of_other_users}")

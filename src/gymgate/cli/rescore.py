@@ -16,7 +16,7 @@ from gymgate.cli.run_spec import environment_of, overridden, runtime_of
 from gymgate.core.config import EnvironmentConfig, ReplayEndpoint, RuntimeConfig
 from gymgate.core.errors import ConfigError, DivergedError
 from gymgate.gym.catalog import Catalog, Environment
-from gymgate.gym.needs import require_needs
+from gymgate.gym.open_needs import require_needs
 from gymgate.gym.runtime import open_catalog
 from gymgate.results.rescore import Rescoring, StoredRun
 from gymgate.runs.metrics import parse_ks
@@ -91,7 +91,7 @@ def command(
             if count:
                 log(f"{stored}: {count} rollouts {what}")
         spec = _spec(context, run, named, log)
-        if spec.stack.here:
+        if spec.stack.is_local:
             judges = ask_judges(dict(spec.stack.models), 0, log)
             stack = spec.stack.model_copy(update={"models": tuple(sorted(judges.items()))})
             spec = spec.model_copy(update={"stack": stack})

@@ -25,8 +25,8 @@ from gymgate.core.config import (
 from gymgate.core.errors import ConfigError, DataError, OptionError
 from gymgate.gym.by_name import replay_of
 from gymgate.gym.catalog import Catalog, Environment
-from gymgate.gym.needs import require_needs
-from gymgate.gym.rows import RowSource, open_rows, open_sources
+from gymgate.gym.open_needs import require_needs
+from gymgate.gym.row_sources import RowSource, open_rows, open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row
 from gymgate.runs.pace import Pace, parse_budgets
@@ -173,11 +173,11 @@ def make_collection(
     if isinstance(policy, ReplayEndpoint) and not recordings:
         raise ConfigError(f"no recorded rollout to replay in {', '.join(policy.rollouts)}")
     if isinstance(policy, HTTPEndpoint):
-        ask = stack.here or policy.model is None
+        ask = stack.is_local or policy.model is None
         policy = asked_endpoint(policy, spec.wait_for_policy_s or 0, log) if ask else policy.resolved()
     else:
         log(REPLAYING)
-    if stack.here:
+    if stack.is_local:
         judges = ask_judges(dict(stack.models), spec.wait_for_policy_s or 0, log)
         stack = stack.model_copy(update={"models": tuple(sorted(judges.items()))})
     catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)

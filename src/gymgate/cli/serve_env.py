@@ -65,7 +65,7 @@ def command(
     from gymgate.integrations.versions import require
 
     require("openenv")
-    from gymgate.gym.rows import open_rows
+    from gymgate.gym.row_sources import open_rows
     from gymgate.gym.runtime import open_catalog
     from gymgate.integrations.openenv.playable import playable
 

@@ -71,7 +71,7 @@ def command(
     Prints the URL for StackConfig's `server` when it is ready, and runs until it is interrupted. Without a certificate it
     listens on loopback only.
     """
-    from gymgate.stack.serve import serve_stack
+    from gymgate.stack.stack_server import serve_stack
 
     if not (token := os.environ.get(token_var)):
         raise ConfigError(f"environment variable {token_var!r} is not set (--stack-token-var)")

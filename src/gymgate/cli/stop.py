@@ -33,7 +33,7 @@ def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
         raise OptionError("--all stops every stack; leave out STACK or --all")
     found = find_daemons()
     if everything:
-        chosen = [*found.here]
+        chosen = [*found.reachable]
     elif pids:
         chosen = [found.choose(pid) for pid in dict.fromkeys(pids)]
     else:

@@ -120,7 +120,7 @@ class ServerProcess(ChildProcess):
         lines = self.tail().splitlines()
         return f"; its last line of output: {lines[-1][:300]}" if lines else ""
 
-    def died(self, code: int) -> GymgateError:
+    def exit_error(self, code: int) -> GymgateError:
         """The error for a server that ended with `code`."""
         when = f"after {self.restarts.recent} restarts" if self.was_ready else "before it answered"
         message = f"{self.server.name} ended with {_code(code)} {when}{self.last_line}"
@@ -163,7 +163,7 @@ class Supervisor:
         while True:
             code = await process.wait()
             if (pause := process.restarts.next_wait()) is None:
-                raise process.died(code)
+                raise process.exit_error(code)
             self._progress(
                 f"{process.server.name} ended with {_code(code)}; restarting it in {pause:g} s "
                 f"({process.restarts.recent} of {process.restarts.limit})"
@@ -182,7 +182,7 @@ class Supervisor:
         self._progress(f"{process.server.name} answers at {process.server.url}")
 
     async def _raise_at_end(self, process: ServerProcess) -> None:
-        raise process.died(await process.wait())
+        raise process.exit_error(await process.wait())
 
     async def _remind(self) -> None:
         started = time.monotonic()

@@ -216,7 +216,7 @@ class RuntimeConfig(RuntimeSettings):
 
 
 class EnvironmentSettings(Config):
-    """How an environment runs, whichever it is."""
+    """Settings common to all environments."""
 
     agent: str | None = None
     """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
@@ -345,7 +345,7 @@ class StackConfig(StackSettings):
         return self
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the servers run on this machine. Another machine may reach an endpoint that this one cannot."""
         return self.ray is None and self.server is None
 

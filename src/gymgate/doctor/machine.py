@@ -18,11 +18,11 @@ from gymgate.doctor import Finding
 from gymgate.gym.runtime.command import CommandError, run_command
 from gymgate.gym.runtime.containers import describe_unjudged, leftovers
 from gymgate.gym.runtime.ensure import runtimes_dir
-from gymgate.gym.runtime.environment import installer_env, offline
-from gymgate.gym.runtime.installer import find_uv
 from gymgate.gym.runtime.interpreters import find_interpreters
-from gymgate.gym.runtime.owners import ELSEWHERE
-from gymgate.gym.runtime.sandboxes import PROVIDERS, check_provider
+from gymgate.gym.runtime.owners import UNREACHABLE_PROCESS
+from gymgate.gym.runtime.sandbox_providers import PROVIDERS, check_provider
+from gymgate.gym.runtime.uv import find_uv
+from gymgate.gym.runtime.variables import installer_env, offline
 from gymgate.gym.runtime.venv import read_runtime
 from gymgate.stack.paths import unjudged_directories
 
@@ -150,5 +150,7 @@ def _leftovers() -> Iterator[Finding]:
     if paths:
         listed = shlex.join(map(str, paths))
         yield Finding(
-            "stack directories", None, f"{len(paths)} {ELSEWHERE}; if those are gone: rm -r {listed}"
+            "stack directories",
+            None,
+            f"{len(paths)} {UNREACHABLE_PROCESS}; if those are gone: rm -r {listed}",
         )

@@ -14,7 +14,7 @@ from gymgate.doctor.rollouts import check_rollout
 from gymgate.doctor.servers import ServedModel, check_servers, server_root
 from gymgate.doctor.versions import Trainer, check_versions
 from gymgate.gym.catalog import Catalog
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import ensure_runtime, find_runtime
 from gymgate.gym.runtime.command import Progress
 from gymgate.runs.spec import RunSpec

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gymgate.core.config import ReplayEndpoint, RuntimeConfig
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import Environment
-from gymgate.gym.rows import open_rows as open_row_source
+from gymgate.gym.row_sources import open_rows as open_row_source
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row
 

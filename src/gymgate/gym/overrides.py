@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gymgate.core.errors import ConfigError
-from gymgate.gym.catalog.model import near
+from gymgate.gym.catalog.entries import near
 from gymgate.gym.inside.resolve import Node, ServerInstance, servers_of, value_at, walk
-from gymgate.gym.needs import TELEMETRY
+from gymgate.gym.open_needs import TELEMETRY
 from gymgate.gym.server_code import own_modules
 
 _READ_BY_GYM = frozenset(

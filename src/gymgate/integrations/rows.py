@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 from gymgate.core import codec
 from gymgate.core.errors import DataError
 from gymgate.gym.catalog import Environment
-from gymgate.gym.rows import open_sources
+from gymgate.gym.row_sources import open_sources
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.rollouts import Row

@@ -16,7 +16,7 @@ from pathlib import Path
 from gymgate.core import codec
 from gymgate.core.errors import GymgateError, from_wire
 from gymgate.core.task_groups import task_group
-from gymgate.gym.catalog.model import AGENT_KIND, PACKAGED_KINDS
+from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
 from gymgate.gym.inside.forkserver import descendants, proportional_bytes
 from gymgate.gym.runtime import daemon_env
 from gymgate.quality.model import CheckRequest, CheckResult, Diagnosis

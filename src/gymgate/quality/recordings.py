@@ -13,7 +13,7 @@ from gymgate.core import codec
 from gymgate.core.errors import DataError
 from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollouts
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
-from gymgate.gym.catalog.model import kind_of_file
+from gymgate.gym.catalog.entries import kind_of_file
 from gymgate.quality.known import known
 from gymgate.rollouts.row_fields import agent_of
 

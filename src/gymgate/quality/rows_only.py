@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gymgate.gym.catalog import Catalog, DataFile
-from gymgate.gym.catalog.model import kind_of_file
+from gymgate.gym.catalog.entries import kind_of_file
 from gymgate.quality.model import CheckRequest, CheckResult
 from gymgate.quality.record import data
 from gymgate.quality.record.files import shipped_record

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gymgate.core.config import ReplayEndpoint
 from gymgate.core.errors import ConfigError, DataError, DivergedError
 from gymgate.gateway.replay.recording import recorded_rollout
-from gymgate.gym.rows import RowSource
+from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout, Row
 from gymgate.rollouts.result import judge_failed, rollout_error
 from gymgate.runs.attempts import Attempt
@@ -212,7 +212,7 @@ def where_to_run(stored: StoredRollout, stack: Stack) -> tuple[str | None, str |
     info = stack.agents.get(stored.agent)
     if config is None and info is None:
         raise ConfigError(
-            f"environment {stored.environment!r} with agent {stored.agent!r} is not in this stack; there is "
+            f"environment {stored.environment!r} with agent {stored.agent!r} is not in this stack; available: "
             f"{', '.join(sorted(configs))}"
         )
     if config is None:

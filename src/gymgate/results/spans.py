@@ -158,7 +158,7 @@ def _exporters() -> Iterator[Any]:
         if not found:
             known = ", ".join(sorted({each.name for each in entry_points(group=group)})) or "none"
             raise ConfigError(
-                f"OpenTelemetry's exporter {otlp if name == 'otlp' else name!r} is not installed; there is {known}"
+                f"OpenTelemetry's exporter {otlp if name == 'otlp' else name!r} is not installed; available: {known}"
             )
         yield next(iter(found)).load()()
 

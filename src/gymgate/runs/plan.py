@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gymgate.core.errors import ConfigError, DataError, OptionError
 from gymgate.gym.inside.resolve import value_at
 from gymgate.gym.records import answer_fields
-from gymgate.gym.rows import RowSource
+from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Row
 
 SEED_STRIDE = 1 << 20

@@ -20,7 +20,7 @@ from gymgate.core.json_server import PROBE_S, listed_models, probe
 from gymgate.gateway.backends.http import HTTPBackend, request_headers
 from gymgate.gateway.backends.ready import wait_until_ready
 from gymgate.gateway.replay.recording import Recording, recorded_rollouts, recorded_rows
-from gymgate.gym.rows import RowSource
+from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Row
 from gymgate.rollouts.answers import oracle_rollout
 from gymgate.runs.layout import ROLLOUTS, run_directories

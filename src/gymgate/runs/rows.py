@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gymgate.core.errors import DataError
-from gymgate.gym.rows import Rows, open_rows
+from gymgate.gym.row_sources import Rows, open_rows
 
 
 class RowReader:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.core.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.gym.rows import RowSource, open_sources
+from gymgate.gym.row_sources import RowSource, open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts.row import make_row
 from gymgate.runs.gym_rollouts import stored_attempts

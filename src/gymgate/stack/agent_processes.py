@@ -63,7 +63,7 @@ class AgentProcess:
 
     def _fail_users(self, server: Child, environment: str) -> None:
         if self.rollouts:
-            self.error = server.died(environment)
+            self.error = server.exit_error(environment)
             logger.warning("%s", self.error)
             for task in self.rollouts:
                 task.cancel()

@@ -69,7 +69,7 @@ class Child:
         """Return the last lines of its log."""
         return tail(self.log)
 
-    def died(self, environment: str) -> ServerDiedError:
+    def exit_error(self, environment: str) -> ServerDiedError:
         """Return the error for a server that died after it had started."""
         message = f"server {self.name!r} of {environment!r} died ({self.exit_reason})"
         return ServerDiedError(message, environment=environment, server=self.name, log_tail=self.log_tail())
@@ -116,7 +116,7 @@ def reason_in(log: str) -> str:
     return " ".join(" ".join(last).split())[:MAX_REASON]
 
 
-def too_slow(environment: str, timeout_s: float, awaited: Child | None) -> StackStartError:
+def start_timeout_error(environment: str, timeout_s: float, awaited: Child | None) -> StackStartError:
     """Return the error for servers that did not listen in time; `awaited` is one of them."""
     return StackStartError(
         f"environment {environment!r} was not up after {timeout_s:g} s"

@@ -33,7 +33,7 @@ from gymgate.stack.lease_holder import LeaseHolder
 from gymgate.stack.logs import keep_short
 from gymgate.stack.paths import remove_traces
 from gymgate.stack.protocol import Peer
-from gymgate.stack.running import RunningStack
+from gymgate.stack.running_stack import RunningStack
 
 HELLO_TIMEOUT_S = 30.0
 """For the first lease to come, before a daemon that nobody uses exits."""
@@ -110,15 +110,16 @@ class Daemon:
         """Give a connection's lease back; idempotent. Returns whether everything stops now, as it was the last."""
         if holder in self.leases:
             self.leases.remove(holder)
-            if not self.leases and not self.is_retired:
+            if self._is_idle:
                 self._unused()
         return self.is_retired
 
     def dismiss(self, holder: LeaseHolder) -> None:
-        """Count a connection that only observes no longer, as if it had never come; it may have held back an end."""
+        """Forget an observer. If it was all that kept the stack up, end the stack."""
         self.leases.discard(holder)
-        ends = self._timer is None or self._linger_s == 0
-        if not self.leases and not self.is_retired and ends:
+        # An observer's visit does not prolong the time for which an unused stack lingers.
+        lingering = self._timer is not None and self._linger_s > 0
+        if self._is_idle and not lingering:
             self._unused()
 
     def report(self) -> dict[str, Any]:
@@ -155,6 +156,11 @@ class Daemon:
         return bool(poll.poll(0))
 
     @property
+    def _is_idle(self) -> bool:
+        """Whether nobody is connected and nothing stops yet."""
+        return not self.leases and not self.is_retired
+
+    @property
     def _linger_s(self) -> float:
         """Zero for the stack of one process that is gone, since nobody else can come back to it."""
         if self._start is None or (stack := self._start.value) is None:
@@ -187,7 +193,7 @@ class Daemon:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
         self._orphaned = True
-        if not self.leases and not self.is_retired and self._linger_s == 0:
+        if self._is_idle and self._linger_s == 0:
             self._unused()
 
     def _connected(self) -> Peer:

@@ -22,7 +22,7 @@ from typing import Literal
 from gymgate.core.config import cache_dir
 from gymgate.core.errors import ConfigError, GymgateError
 from gymgate.gym.inside.forkserver import arguments_of, descendants, proportional_bytes, stat
-from gymgate.gym.runtime.owners import ELSEWHERE
+from gymgate.gym.runtime.owners import UNREACHABLE_PROCESS
 from gymgate.stack.launch import DaemonCommand
 from gymgate.stack.paths import is_shared, shared_directory, unjudged_stacks
 from gymgate.stack.protocol import OBSERVE, Peer, process_at
@@ -86,9 +86,9 @@ class DaemonProcess:
 class FoundDaemons:
     """What was found on this machine."""
 
-    here: Sequence[DaemonProcess]
+    reachable: Sequence[DaemonProcess]
     """The oldest first."""
-    elsewhere: Sequence[Path]
+    unreachable: Sequence[Path]
     """Directories or sockets of this user's stacks in another PID namespace, on another machine or of an earlier boot."""
     of_other_users: int
     """How many daemons of other users were seen."""
@@ -96,11 +96,11 @@ class FoundDaemons:
     def only(self) -> DaemonProcess | None:
         """Return this cache's stack; `None` if no stack runs. Raises `ConfigError` for several, and if all are other caches'."""
         cache = cache_dir().absolute()
-        own = [daemon for daemon in self.here if daemon.command.cache == cache]
+        own = [daemon for daemon in self.reachable if daemon.command.cache == cache]
         if len(own) > 1:
             raise ConfigError(f"several stacks run, choose one: {', '.join(map(str, own))}")
-        if self.here and not own:
-            others = ", ".join(f"{daemon} of {daemon.command.cache}" for daemon in self.here)
+        if self.reachable and not own:
+            others = ", ".join(f"{daemon} of {daemon.command.cache}" for daemon in self.reachable)
             raise ConfigError(
                 f"no stack of the cache {cache} runs; choose one of another by its pid: {others}"
             )
@@ -108,16 +108,18 @@ class FoundDaemons:
 
     def choose(self, pid: int) -> DaemonProcess:
         """Return the daemon with that number. Raises `ConfigError` if there is none."""
-        for daemon in self.here:
+        for daemon in self.reachable:
             if daemon.pid == pid:
                 return daemon
-        there = f"there is {', '.join(map(str, self.here))}" if self.here else "none runs"
-        raise ConfigError(f"no stack of this user has the pid {pid}: {there}{self.describe_elsewhere('; ')}")
+        available = ", ".join(map(str, self.reachable)) or "none"
+        raise ConfigError(
+            f"no stack of this user has the pid {pid}; available: {available}{self.describe_unreachable('; ')}"
+        )
 
-    def describe_elsewhere(self, before: str = "") -> str:
+    def describe_unreachable(self, before: str = "") -> str:
         """Return where there are stacks that cannot be seen from here, after `before`; empty if there are none."""
-        listed = ", ".join(map(str, self.elsewhere))
-        return f"{before}not seen from here: {listed} ({ELSEWHERE})" if listed else ""
+        listed = ", ".join(map(str, self.unreachable))
+        return f"{before}not seen from here: {listed} ({UNREACHABLE_PROCESS})" if listed else ""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def _left(families: Sequence[_Family], seconds: float, *, below: bool = False) -
 
 def _removes_containers(pid: int) -> bool:
     try:
-        return arguments_of(pid)[1:4] == ["-P", "-m", "gymgate.stack.containers"]
+        return arguments_of(pid)[1:4] == ["-P", "-m", "gymgate.stack.container_removal"]
     except OSError:
         return False
 

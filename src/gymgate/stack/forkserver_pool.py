@@ -13,8 +13,8 @@ from gymgate.core.errors import GymgateError
 from gymgate.core.starting import SharedStart
 from gymgate.gym.runtime import clean_env
 from gymgate.gym.runtime.command import Progress
-from gymgate.gym.runtime.installer import find_uv
 from gymgate.gym.runtime.interpreters import numbered_commands
+from gymgate.gym.runtime.uv import find_uv
 from gymgate.stack.forkserver_client import ForkServerClient
 
 _RAY = {

@@ -14,8 +14,8 @@ from typing import Any
 
 import gymgate
 from gymgate.core.config import StackConfig
-from gymgate.gym.catalog.model import AGENT_KIND, PACKAGED_KINDS
-from gymgate.gym.runtime.owners import place
+from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
+from gymgate.gym.runtime.owners import pid_namespace_id
 from gymgate.stack.wire import stack_to_wire
 
 _CODE = (".py", ".yaml", ".yml", ".toml", ".txt", ".j2", ".jinja")
@@ -39,7 +39,7 @@ def identity_of(config: StackConfig, salt: bytes) -> str:
         "variables": {name: os.environ.get(name) for name in config.env_vars},
         "gymgate": _package(),
         "paths": [*_paths(config)],
-        "place": place(),
+        "pid_namespace": pid_namespace_id(),
         "trees": {str(tree): _stamps(tree) for tree in sorted({*_trees(config)})},
     }
     text = json.dumps(parts, sort_keys=True, default=str)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gymgate.core.config import cache_dir
 from gymgate.core.errors import SetupError
-from gymgate.gym.runtime.held import locked
+from gymgate.gym.runtime.locks import locked
 from gymgate.gym.runtime.owners import has_ended, owner
 
 MAX_SOCKET_PATH = 107

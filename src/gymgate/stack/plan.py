@@ -42,9 +42,9 @@ from gymgate.gym.inside.resolve import (
     servers_of,
     walk,
 )
-from gymgate.gym.runtime.sandboxes import usable_choices, why_unusable
+from gymgate.gym.runtime.sandbox_providers import usable_choices, why_unusable
 from gymgate.gym.server_code import ServerCode, read_code
-from gymgate.stack.routing import Strategy, refuse_unroutable, strategy_for
+from gymgate.stack.routing import Strategy, strategy_for, unroutable_error
 from gymgate.stack.workers import Workers, count_workers
 
 _SANDBOX_URL = "sandbox_model_base_url"
@@ -144,7 +144,7 @@ class EnvironmentPlan:
     def strategy(self, agent: str) -> Strategy:
         """Return an agent's strategy. Raises `ConfigError` if the keys of its rollouts cannot reach its model calls."""
         if (strategy := self.strategies[agent]) == "none":
-            raise refuse_unroutable(agent, self.agents[agent], self.version)
+            raise unroutable_error(agent, self.agents[agent], self.version)
         return strategy
 
     def _strategy(self, agent: ServerInstance) -> Strategy:

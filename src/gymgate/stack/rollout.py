@@ -20,12 +20,12 @@ from gymgate.gateway.route import Route
 from gymgate.rollouts import result as results
 from gymgate.rollouts.outcome import has_policy_call
 from gymgate.stack.agent_processes import AgentProcess
-from gymgate.stack.environment import RunningEnvironment, ServerSet
 from gymgate.stack.protocol import Reply
+from gymgate.stack.running_environment import RunningEnvironment, ServerSet
 from gymgate.stack.wire import pack_rollout
 
 if TYPE_CHECKING:
-    from gymgate.stack.running import RunningStack
+    from gymgate.stack.running_stack import RunningStack
 
 # Below the 5 s after which NeMo Gym 0.4's servers close an idle connection, perhaps under a request.
 _KEEPALIVE_S = 2.0

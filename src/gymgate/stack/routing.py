@@ -62,7 +62,7 @@ def strategy_for(agent_type: str, version: str, *, own_urls: bool = False) -> Ro
     return table.get(agent_type, "url")
 
 
-def refuse_unroutable(agent: str, agent_type: str, version: str) -> ConfigError:
+def unroutable_error(agent: str, agent_type: str, version: str) -> ConfigError:
     """Return the error for an agent of strategy `none`."""
     return ConfigError(
         f"the config of agent {agent!r} ({agent_type}, nemo-gym {version}) gives it its own model by a URL, so its "

@@ -56,7 +56,7 @@ def load(program: str) -> Any:
     spec.loader.exec_module(module)
     module.load()
     sys.path.pop(0)
-    return importlib.import_module(f"{module.NAME}.forkserver.server")
+    return importlib.import_module(f"{module.NAME}.forkserver.forking")
 
 
 def be_fork_server(server: Any, order: dict[str, Any], control: int, log: int) -> None:

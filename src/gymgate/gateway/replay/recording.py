@@ -117,7 +117,7 @@ def recorded_rollout(paths: Sequence[str | Path], index: int) -> Recording:
             return _read(value, file.path, line, index)
         position -= len(file)
     choices = f"0 to {index - position - 1}" if position < index else "none"
-    raise ConfigError(f"no recorded rollout {index} in {', '.join(map(str, paths))}; there is {choices}")
+    raise ConfigError(f"no recorded rollout {index} in {', '.join(map(str, paths))}; available: {choices}")
 
 
 def _recording(text: bytes, convert: Callable[[Any], Any], path: Path, line: int, index: int) -> Recording:

@@ -11,7 +11,7 @@ from pathlib import Path
 from gymgate.core.config import EnvironmentConfig
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import shipped
-from gymgate.gym.catalog.model import (
+from gymgate.gym.catalog.entries import (
     AGENT_KIND,
     PACKAGED_KINDS,
     Environment,

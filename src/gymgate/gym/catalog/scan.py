@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError
-from gymgate.gym.catalog.model import DataFile, EnvConfig, Environment, EnvironmentKind, kind_of_file
+from gymgate.gym.catalog.entries import DataFile, EnvConfig, Environment, EnvironmentKind, kind_of_file
 from gymgate.gym.catalog.needs import Need, config_needs, missing_values, required_needs
 from gymgate.gym.catalog.parse import ConfigProblem, ConfigReader
 from gymgate.gym.catalog.requirements import Distributions, local_requirements, read_requirements

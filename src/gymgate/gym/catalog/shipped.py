@@ -13,7 +13,7 @@ from pathlib import Path
 import pydantic
 
 from gymgate.core import codec
-from gymgate.gym.catalog.model import Environment
+from gymgate.gym.catalog.entries import Environment
 
 SCANS = resources.files("gymgate.gym.catalog") / "releases"
 _FORMAT = pydantic.TypeAdapter(list[Environment])

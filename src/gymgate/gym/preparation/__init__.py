@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gymgate.gym.preparation.blending import BlendFile, BlendResult, blend_files, parse_blend_file
-from gymgate.gym.preparation.model import FileNote, Manifest, PrepareConfig, SourceNote
+from gymgate.gym.preparation.manifest import FileNote, Manifest, PrepareConfig, SourceNote
 from gymgate.gym.preparation.prepare import ScriptHelp, prepare
 
 __all__ = [

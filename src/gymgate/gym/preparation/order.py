@@ -11,10 +11,10 @@ from typing import Any
 from gymgate.core.errors import ConfigError, SetupError
 from gymgate.gym.catalog import EnvConfig, Environment
 from gymgate.gym.gym_config import parse_order
-from gymgate.gym.preparation.model import DEFAULT_TOKEN_ENV, PrepareConfig
+from gymgate.gym.preparation.manifest import DEFAULT_TOKEN_ENV, PrepareConfig
 from gymgate.gym.runtime import Runtime
-from gymgate.gym.runtime.environment import clean_env, offline
-from gymgate.gym.runtime.installer import find_uv
+from gymgate.gym.runtime.uv import find_uv
+from gymgate.gym.runtime.variables import clean_env, offline
 from gymgate.gym.server_code import component_roots
 
 STAGE = ".stage"

@@ -14,12 +14,12 @@ from pathlib import Path
 from gymgate.core.errors import ConfigError, DataError, SetupError
 from gymgate.core.files import replacing, sha256_of
 from gymgate.gym.catalog import Catalog, EnvConfig, Environment
-from gymgate.gym.catalog.model import PACKAGED_KINDS
-from gymgate.gym.preparation import failures
-from gymgate.gym.preparation.model import FileNote, Manifest, PrepareConfig, SourceNote
+from gymgate.gym.catalog.entries import PACKAGED_KINDS
+from gymgate.gym.preparation import diagnosis
+from gymgate.gym.preparation.manifest import FileNote, Manifest, PrepareConfig, SourceNote
 from gymgate.gym.preparation.order import STAGE, order_for, program_env
 from gymgate.gym.preparation.program import Event, run_program, workspace
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import Runtime, ensure_runtime, find_runtime, open_catalog
 from gymgate.gym.runtime.command import Progress
 
@@ -163,12 +163,12 @@ class _Preparation:
             elif kind == "lacks":
                 return list(event["requirements"])
             elif kind == "refused":
-                raise failures.refusal(event, self.name)
+                raise diagnosis.refusal(event, self.name)
             elif kind == "failed":
-                if spare and failures.missing_package(event):
+                if spare and diagnosis.missing_package(event):
                     return spare
                 token = self.config.token_env
-                raise failures.failure(event, self.name, token, log, has_token="HF_TOKEN" in variables)
+                raise diagnosis.failure(event, self.name, token, log, has_token="HF_TOKEN" in variables)
         return ()
 
     def _note(self, event: Event) -> None:

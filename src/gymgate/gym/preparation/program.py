@@ -17,7 +17,7 @@ from gymgate.core.files import tail
 from gymgate.gym import inside
 from gymgate.gym.preparation.order import STAGE
 from gymgate.gym.runtime.command import Progress, child
-from gymgate.gym.runtime.held import locked
+from gymgate.gym.runtime.locks import locked
 from gymgate.gym.runtime.venv import LOCK, writing
 
 Event = dict[str, Any]

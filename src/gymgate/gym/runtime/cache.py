@@ -1,4 +1,4 @@
-"""The content of the cache: how large it is, when it was last used, whether it is in use; and its removal."""
+"""List, measure and remove cached runtimes, and whatever else the cache holds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 
 from gymgate.core.config import cache_dir
 from gymgate.gym.runtime.command import Progress
-from gymgate.gym.runtime.held import alone, hold, holders, locked
 from gymgate.gym.runtime.lockfile import package_of
+from gymgate.gym.runtime.locks import hold, holders, locked, try_exclusive
 from gymgate.gym.runtime.venv import LOCK, MARKER, UNFINISHED, discard, read_marker, writing
 
 Kind = Literal["runtime", "command", "downloads", "index", "leftover"]
@@ -51,7 +51,7 @@ class CacheEntry:
         if self.lock is None:
             return None
         try:
-            with alone(self.lock) as unused:
+            with try_exclusive(self.lock) as unused:
                 return None if unused else holders(self.lock)
         except OSError:  # another user's
             return holders(self.lock) or None
@@ -129,7 +129,7 @@ def gym_cache() -> Path:
 
 def _remove(entry: CacheEntry, dry_run: bool) -> Removal:
     lock = None if entry.kind == "leftover" and not dry_run else entry.lock  # `clean` holds a leftover's lock
-    with contextlib.nullcontext(True) if lock is None else alone(lock) as unused:
+    with contextlib.nullcontext(True) if lock is None else try_exclusive(lock) as unused:
         if not unused:
             users = ", ".join(map(str, holders(lock) if lock is not None else []))
             return Removal(entry, 0, f"in use by process {users}" if users else "in use")

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from gymgate.core import codec
 from gymgate.core.errors import SetupError
 from gymgate.gym.runtime.command import CommandError, run_command
-from gymgate.gym.runtime.environment import clean_env
-from gymgate.gym.runtime.owners import ELSEWHERE, has_ended, owner
+from gymgate.gym.runtime.owners import UNREACHABLE_PROCESS, has_ended, owner
+from gymgate.gym.runtime.variables import clean_env
 
 STACK, SERVERS, ROLLOUT, PROCESS, USER = (
     f"gymgate.{name}" for name in ("stack", "servers", "rollout", "process", "user")
@@ -115,7 +115,7 @@ def describe_unjudged(containers: list[Leftover]) -> str:
     """Return which containers belong to stacks that cannot be seen from here, and what removes them; empty for none."""
     names = [container.name for container in containers if not container.is_certain]
     return (
-        f"{len(names)} of stacks {ELSEWHERE}; if those are gone: docker rm -f {' '.join(names)}"
+        f"{len(names)} of stacks {UNREACHABLE_PROCESS}; if those are gone: docker rm -f {' '.join(names)}"
         if names
         else ""
     )

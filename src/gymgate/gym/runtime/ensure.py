@@ -18,12 +18,12 @@ from gymgate.core.errors import ConfigError, SetupError
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.catalog.shipped import has_scan
 from gymgate.gym.runtime.command import Progress
-from gymgate.gym.runtime.environment import offline
-from gymgate.gym.runtime.held import hold
 from gymgate.gym.runtime.install import Installation, Recipe, UnusableInterpreterError
-from gymgate.gym.runtime.installer import UvFailedError, find_uv
 from gymgate.gym.runtime.interpreters import Interpreter, choose, is_named, text
 from gymgate.gym.runtime.lockfile import PYTHON_FLOOR, read_lock
+from gymgate.gym.runtime.locks import hold
+from gymgate.gym.runtime.uv import UvFailedError, find_uv
+from gymgate.gym.runtime.variables import offline
 from gymgate.gym.runtime.venv import (
     MARKER,
     Runtime,

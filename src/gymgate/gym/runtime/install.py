@@ -17,10 +17,10 @@ from typing import Any
 from gymgate.core.errors import SetupError
 from gymgate.gym.inside import names
 from gymgate.gym.runtime.command import CommandError, Progress, run_command
-from gymgate.gym.runtime.environment import clean_env
-from gymgate.gym.runtime.installer import UvFailedError, run_uv
 from gymgate.gym.runtime.interpreters import Interpreter, text
 from gymgate.gym.runtime.lockfile import PYTHON_FLOOR, package_of, pins, split_lock
+from gymgate.gym.runtime.uv import UvFailedError, run_uv
+from gymgate.gym.runtime.variables import clean_env
 
 _CHECK_TIMEOUT_S = 300.0
 _REMIND_S = 10.0

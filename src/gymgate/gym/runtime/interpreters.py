@@ -12,8 +12,8 @@ from pathlib import Path
 from gymgate.core import codec
 from gymgate.core.errors import SetupError
 from gymgate.gym.runtime.command import Progress
-from gymgate.gym.runtime.environment import clean_env, offline
-from gymgate.gym.runtime.installer import UvFailedError, run_uv
+from gymgate.gym.runtime.uv import UvFailedError, run_uv
+from gymgate.gym.runtime.variables import clean_env, offline
 
 Version = tuple[int, int, int]
 

@@ -18,8 +18,8 @@ from gymgate.core import codec
 from gymgate.core.config import cache_dir
 from gymgate.core.errors import NeedMissingError, SetupError
 from gymgate.gym.runtime.command import CommandError, Progress, run_command
-from gymgate.gym.runtime.environment import clean_env, installer_env
-from gymgate.gym.runtime.held import hold
+from gymgate.gym.runtime.locks import hold
+from gymgate.gym.runtime.variables import clean_env, installer_env
 from gymgate.gym.runtime.venv import MARKER, build_once
 
 _VERSION_TIMEOUT_S = 20.0

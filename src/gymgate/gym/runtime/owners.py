@@ -16,11 +16,11 @@ from pathlib import Path
 _OWNER = re.compile(r"([a-z2-7]{8})-(\d{1,9})")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
-ELSEWHERE = "in another PID namespace, on another machine or of an earlier boot"
+UNREACHABLE_PROCESS = "in another PID namespace, on another machine or of an earlier boot"
 """Where a process may be that cannot be judged, for messages."""
 
 
-def place() -> str:
+def pid_namespace_id() -> str:
     """Return a name of 8 characters for this boot of this machine and this PID namespace, in which process numbers are unique."""
     try:
         boot, namespace = _BOOT_ID.read_text().strip(), str(_NAMESPACE.readlink())
@@ -32,13 +32,13 @@ def place() -> str:
 
 def owner() -> str:
     """Return the name of this process."""
-    return f"{place()}-{os.getpid()}"
+    return f"{pid_namespace_id()}-{os.getpid()}"
 
 
 def has_ended(name: str) -> bool | None:
     """Return whether the process of that name has ended; `None` if that cannot be judged from here."""
     parts = _OWNER.fullmatch(name)
-    if parts is None or parts[1] != place():
+    if parts is None or parts[1] != pid_namespace_id():
         return None
     try:
         descriptor = os.pidfd_open(int(parts[2]))

@@ -17,9 +17,9 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.core.errors import SetupError
 from gymgate.gym.runtime.command import CommandError, Progress, run_command
-from gymgate.gym.runtime.environment import clean_env
-from gymgate.gym.runtime.held import hold, locked
 from gymgate.gym.runtime.interpreters import Interpreter
+from gymgate.gym.runtime.locks import hold, locked
+from gymgate.gym.runtime.variables import clean_env
 
 MARKER = "gymgate.json"
 """File in the environment that describes it. It is written last: an environment without it is not complete."""

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from gymgate.core.config import validation_message
 from gymgate.core.errors import ConfigError, printable
-from gymgate.gym.needs import require_needs
+from gymgate.gym.open_needs import require_needs
 from gymgate.integrations.eval_options import DEFAULT_DATA, DEFAULT_ENVIRONMENT, EvalOptions
 from gymgate.integrations.inspect.scorer import reward
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
@@ -51,7 +51,7 @@ def nemo_gym(env: str | list[str] = DEFAULT_ENVIRONMENT, data: str = DEFAULT_DAT
 def _checked(given: dict[str, Any]) -> EvalOptions:
     known = [name for name in EvalOptions.model_fields if name not in _OWN]
     if unknown := next((name for name in given if name not in known), None):
-        raise ConfigError(f"-T {unknown}: no such argument; there are {', '.join(known)}")
+        raise ConfigError(f"-T {unknown}: no such argument; available: {', '.join(known)}")
     try:
         return EvalOptions.model_validate(given)
     except ValidationError as error:

@@ -37,7 +37,7 @@ def playable(environment: Environment, config: EnvConfig, agent: str | None = No
         raise ConfigError(f"{refused} config {config.name!r} has no agent")
     if agent is not None and agent not in agents:
         raise ConfigError(
-            f"environment {environment.name!r} has no agent {agent!r}; there is {', '.join(agents)}"
+            f"environment {environment.name!r} has no agent {agent!r}; available: {', '.join(agents)}"
         )
     chosen = agents[agent] if agent else next(iter(agents.values()))
     if chosen.type not in PLAYABLE:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.catalog import Environment
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row, blend
 from gymgate.rollouts.row import input_items

@@ -19,7 +19,7 @@ from gymgate.core.config import EnvironmentConfig, StackConfig
 from gymgate.core.errors import ConfigError, DataError, GymgateError, MissingExtraError
 from gymgate.core.extras import install_command
 from gymgate.gym.catalog import Environment
-from gymgate.gym.rows import open_rows
+from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import open_catalog
 from gymgate.integrations.training.rows import WeightedSource, checked_weight, prompt_messages
 from gymgate.rollouts import Row

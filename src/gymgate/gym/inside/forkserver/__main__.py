@@ -23,4 +23,4 @@ def load() -> None:
 if __name__ == "__main__":
     sys.path.pop(0)
     load()
-    importlib.import_module(f"{NAME}.forkserver.server").main()
+    importlib.import_module(f"{NAME}.forkserver.forking").main()

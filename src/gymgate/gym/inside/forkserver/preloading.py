@@ -14,7 +14,7 @@ from ..names import PRELOADED, gym_place
 
 DEFERRED = ("pandas", "scipy", "wandb", "ray", "mlflow")
 """Packages that NeMo Gym's base modules import for reports and clusters: a second and 150 MB that no server
-needs to answer. A server that imports one itself gets it as usual."""
+needs to answer. An explicit import in a server still loads it."""
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 

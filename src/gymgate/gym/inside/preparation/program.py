@@ -16,7 +16,7 @@ from typing import IO, Any
 from .directories import Directories, sha256_of
 from .events import EndedError, Events, chain
 from .fetching import Fetcher
-from .rows import RowWriter
+from .row_writer import RowWriter
 from .scripts import run_script
 from .sources import DeclaredData, RawSource
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gymgate.gym.runtime.command import CommandError, run_command
-from gymgate.gym.runtime.environment import clean_env
+from gymgate.gym.runtime.variables import clean_env
 
 _TIMEOUT_S = 10.0
 START_TIMEOUT_S = 60.0

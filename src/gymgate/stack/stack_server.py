@@ -227,7 +227,7 @@ class _Caller:
         requested = {environment.name for environment in config.environments}
         if unknown := requested - served.keys():
             raise ConfigError(
-                f"environment {min(unknown)!r} is not served here; there is {', '.join(sorted(served))}"
+                f"environment {min(unknown)!r} is not served here; available: {', '.join(sorted(served))}"
             )
         self._environment = min(requested) if len(requested) == 1 else None
         self.peer.max_frame = MAX_FRAME

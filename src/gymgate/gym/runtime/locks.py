@@ -1,7 +1,7 @@
-"""Locks on files: `locked` for one process at a time, `hold` for the users of a part of the cache.
+"""Locks on files: `locked` for one process at a time, `hold` for the users of a cache entry.
 
 The kernel releases a lock when the last process that has it ends, however it ends; forked children share their parent's.
-The modification time of a part's file says when the part was last used.
+The modification time of an entry's file says when the entry was last used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gymgate.core.errors import SetupError
 from gymgate.gym.runtime.command import Progress
 
 _PATIENCE_S = 2.0
-"""Longer than it takes to move a part out of its place, or to find out whether it is in use."""
+"""Longer than it takes to move an entry out of its place, or to find out whether it is in use."""
 _POLL_S = 0.01
 
 _held: dict[Path, int] = {}
@@ -58,9 +58,9 @@ def locked(
 
 
 def hold(file: Path) -> bool:
-    """Keep the part of `file` from being removed while this process lives, and note that it is used now.
+    """Keep the cache entry of `file` from being removed while this process lives, and note that it is used now.
 
-    `False` if it is gone. Does what it can where the file system has no locks or the cache cannot be written.
+    Return `False` if it is gone. Best effort on file systems without locks, and in a cache that cannot be written.
     """
     if not _is_open(file, _held.get(file)):
         try:
@@ -77,15 +77,15 @@ def hold(file: Path) -> bool:
     return True
 
 
-def hand_over() -> None:
+def inherit_locks_on_exec() -> None:
     """Let the program that takes the place of this process (`os.execve`) hold what this process holds."""
     for descriptor in _held.values():
         os.set_inheritable(descriptor, True)
 
 
 @contextlib.contextmanager
-def alone(file: Path) -> Iterator[bool]:
-    """Yield whether no process holds `file`; new holders are kept out inside the block. A file that is not there is unused.
+def try_exclusive(file: Path) -> Iterator[bool]:
+    """Yield whether no process holds `file`; new holders are kept out inside the block. A missing file is unused.
 
     Raises `OSError` where locks do not work.
     """

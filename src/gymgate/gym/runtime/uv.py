@@ -13,7 +13,7 @@ from typing import Literal
 
 from gymgate.core.errors import SetupError
 from gymgate.gym.runtime.command import CommandError, Progress, run_command
-from gymgate.gym.runtime.environment import installer_env
+from gymgate.gym.runtime.variables import installer_env
 
 FailureKind = Literal["network", "disk", "conflict", "other"]
 

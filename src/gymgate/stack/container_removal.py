@@ -24,8 +24,8 @@ GRACE_S = 3.0
 """For servers that still run to remove the containers of a rollout that has ended."""
 _PAUSE_S = 0.5
 _LONG_PAUSE_S = 4.0
-_QUIET_LOOKS = 3
-"""Looks that find no container before it is believed."""
+_EMPTY_SCANS = 3
+"""Scans in a row that find no container before the containers count as gone."""
 _GIVE_UP_S = 120.0
 _PULL_S = 600.0
 """How long a rollout's containers are looked for, with the long pause: its `docker run` may be pulling an image."""
@@ -46,7 +46,7 @@ class Containers:
         """Return the labels for the containers of servers that are about to start."""
         with self._lock:
             if self._remover is None:
-                command = [sys.executable, "-P", "-m", "gymgate.stack.containers", self._stack]
+                command = [sys.executable, "-P", "-m", "gymgate.stack.container_removal", self._stack]
                 self._remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         return labels_of(self._stack, f"{self._stack}.{next(self._numbers)}")
 
@@ -84,18 +84,18 @@ class Containers:
 
 
 class _Removal:
-    """When to look for containers: from `begins` on (monotonic), until several looks in a row find none."""
+    """When to look for containers: from `begins` on (monotonic), until several scans in a row find none."""
 
     def __init__(self, selection: Selection, begins: float) -> None:
         self.next = begins
         self._gives_up = begins + _GIVE_UP_S
         self._patient_until = begins + (_PULL_S if selection.label == ROLLOUT else 0.0)
-        self._quiet = 0
+        self._empty_scans = 0
 
-    def goes_on(self, busy: bool) -> bool:
-        """Count a look; whether another one is due, at `next`."""
-        self._quiet = 0 if busy else self._quiet + 1
-        now, is_quiet = time.monotonic(), self._quiet >= _QUIET_LOOKS
+    def schedule_next(self, found: bool) -> bool:
+        """Count a scan that found containers or none; return whether another one is due, at `next`."""
+        self._empty_scans = 0 if found else self._empty_scans + 1
+        now, is_quiet = time.monotonic(), self._empty_scans >= _EMPTY_SCANS
         self.next = now + (_LONG_PAUSE_S if is_quiet else _PAUSE_S)
         return now < (self._patient_until if is_quiet else self._gives_up)
 
@@ -125,9 +125,9 @@ def main() -> None:
                 selection, ended = Selection(STACK, stack), True
                 removals = {selection: _Removal(selection, now)}  # which are all
         due = [selection for selection, removal in removals.items() if removal.next <= time.monotonic()]
-        busy = remove_selected(stack, due) if due else set()
+        matched = remove_selected(stack, due) if due else set()
         for selection in due:
-            if not removals[selection].goes_on(selection in busy):
+            if not removals[selection].schedule_next(selection in matched):
                 del removals[selection]
         time.sleep(_PAUSE_S)
 

@@ -13,7 +13,7 @@ from gymgate.gym.catalog.parse import read_yaml
 from gymgate.gym.catalog.sandboxes import packaged_providers, refuse_undefined, sandbox_block
 from gymgate.gym.inside.resolve import provider_in
 from gymgate.gym.runtime import Runtime, find_runtime
-from gymgate.gym.runtime.sandboxes import (
+from gymgate.gym.runtime.sandbox_providers import (
     PROVIDERS,
     provider_requirements,
     undeclared_variables,

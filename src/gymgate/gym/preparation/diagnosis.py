@@ -10,7 +10,7 @@ from typing import Any
 
 from gymgate.core import errors
 from gymgate.core.errors import DataError, GymgateError, NeedMissingError, SetupError
-from gymgate.gym.runtime.environment import offline
+from gymgate.gym.runtime.variables import offline
 
 _NO_ACCESS = {"GatedRepoError", "LocalTokenNotFoundError", "RepositoryNotFoundError", "DatasetNotFoundError"}
 """Without access, the hub does not distinguish a private repository from one that does not exist."""

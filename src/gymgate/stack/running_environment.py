@@ -39,7 +39,7 @@ from gymgate.gateway.server import Gateway
 from gymgate.gym.catalog.sandboxes import LOCAL, choose_provider, sandbox_block
 from gymgate.gym.gym_config import checked_config, parse_order
 from gymgate.gym.inside.resolve import Node, ServerInstance, provider_in
-from gymgate.gym.needs import TELEMETRY, WITHOUT_TELEMETRY
+from gymgate.gym.open_needs import TELEMETRY, WITHOUT_TELEMETRY
 from gymgate.gym.overrides import refuse_unknown
 from gymgate.gym.runtime import Runtime, npm
 from gymgate.gym.runtime.cache import gym_cache
@@ -51,7 +51,7 @@ from gymgate.rollouts.outcome import SCORES_WITHOUT_POLICY, has_policy_call
 from gymgate.stack import children
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
 from gymgate.stack.children import Child
-from gymgate.stack.containers import Containers
+from gymgate.stack.container_removal import Containers
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.plan import EnvironmentPlan, require_sandboxes
@@ -282,7 +282,7 @@ class RunningEnvironment:
                 yield
         except TimeoutError:
             late = next((child for child in servers if not child.listens), None)
-            raise children.too_slow(self.name, timeout_s, late) from None
+            raise children.start_timeout_error(self.name, timeout_s, late) from None
 
     async def _fork_server(self) -> ForkServerClient:
         """Return the fork server of the environment's runtime; a new one if the last has died."""
@@ -455,7 +455,7 @@ class RunningEnvironment:
             await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
             dead = next(child for child in servers.ports if not child.alive)
             self._set("restarting")
-            servers.error = self._failure = dead.died(self.name)
+            servers.error = self._failure = dead.exit_error(self.name)
             for task in servers.rollouts:  # after the error is set: a cancelled rollout reads it
                 task.cancel()
             await children.end(servers.ports)

@@ -16,17 +16,17 @@ from gymgate.core.task_groups import task_group
 from gymgate.gateway.limits import max_rollouts
 from gymgate.gateway.server import Gateway
 from gymgate.gym.inside import forkserver
-from gymgate.gym.needs import sandbox_requirements, telemetry_requirements
+from gymgate.gym.open_needs import sandbox_requirements, telemetry_requirements
 from gymgate.gym.runtime import Runtime, ensure_runtime, open_catalog
 from gymgate.gym.runtime.command import Progress
-from gymgate.stack.containers import Containers
+from gymgate.stack.container_removal import Containers
 from gymgate.stack.description import served_models, stack_settings
-from gymgate.stack.environment import RunningEnvironment, StackContext
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.hangs import HangWatch, processes_of
 from gymgate.stack.paths import remove_ray_directories
 from gymgate.stack.plan import keyless_endpoints
 from gymgate.stack.rollout import new_client
+from gymgate.stack.running_environment import RunningEnvironment, StackContext
 
 STARTING_AT_ONCE = 4
 """Environments that start at once; a fork is cheap, but what a server imports for itself is not."""
@@ -91,8 +91,10 @@ class RunningStack:
         judges = {name for environment in self.environments.values() for name in environment.judges}
         named = {name for name, _ in self.config.models}
         if "*" not in named and (unknown := named - judges):
-            there = f"there are {', '.join(sorted(judges))}" if judges else "its environments have none"
-            raise ConfigError(f"no judge {min(unknown)!r} in this stack: {there} (--judge, in Python models)")
+            raise ConfigError(
+                f"no judge {min(unknown)!r} in this stack (--judge, in Python models); available: "
+                f"{', '.join(sorted(judges)) or 'none'}"
+            )
 
     async def stop(self) -> None:
         """Stop every process. Bounded and idempotent."""
@@ -154,7 +156,7 @@ class RunningStack:
             name = self._names.get(environment, environment)
             if name not in self.environments:
                 known = ", ".join(sorted(self.environments))
-                raise ConfigError(f"environment {environment!r} is not in this stack; there is {known}")
+                raise ConfigError(f"environment {environment!r} is not in this stack; available: {known}")
             candidates = [self.environments[name]]
         if agent is None:
             if len(candidates) > 1:
@@ -171,7 +173,7 @@ class RunningStack:
             raise ConfigError(f"agent {agent!r} is in {names}; give the environment")
         known = ", ".join(sorted(name for candidate in candidates for name in candidate.agents))
         where = f"environment {environment!r}" if environment else "this stack"
-        raise ConfigError(f"agent {agent!r} is not in {where}; there is {known}")
+        raise ConfigError(f"agent {agent!r} is not in {where}; available: {known}")
 
     def _resolve(self) -> list[tuple[EnvironmentConfig, tuple[Path, ...], Runtime]]:
         """Find each environment's config files and make its runtime. Blocks, for minutes on first use."""
