@@ -16,8 +16,8 @@ from gymgate.gym.catalog.shipped import load
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Verdict
 from gymgate.quality.record.files import shipped_records
-from gymgate.quality.record.findings import CASE_TEXTS, Finding, FindingKind, noticed
-from gymgate.quality.record.sections import ANSWERS, CASES, Section
+from gymgate.quality.record.findings import CASE_TEXTS, Finding, FindingKind, findings
+from gymgate.quality.record.schema import ANSWERS, CASES, Section
 
 PROMPTS = Path(__file__).parent / "prompts.json"
 SOURCE = "https://github.com/NVIDIA-NeMo/Gym/tree/v{version}/{kind}/{name}"
@@ -48,17 +48,17 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
         "Failures that are scored like answers",
         "The judge, a tool or the policy failed, and the reward does not show it.",
     ),
-    "right answer unpaid": (
-        "Right answers that are not paid",
+    "right answer rejected": (
+        "Right answers that are rejected",
         "The answer that the rows hold was said in a table of phrasings, the one that the prompt asks for first.",
     ),
-    "wrong answer paid": (
-        "Answers of other rows that are paid",
-        "In a phrasing that is paid, the answer of another row earned the full reward.",
+    "wrong answer accepted": (
+        "Answers of other rows that are accepted",
+        "In an accepted phrasing, the answer of another row earned the full reward.",
     ),
     "answer suspect": (
         "Answers that may be wrong",
-        "The answer that the row holds is not paid, and those of rows that ask for the same are.",
+        "The answer that the row holds is rejected, and those of rows that ask for the same are accepted.",
     ),
     "duplicates": ("Duplicate rows", "Rows of one file that are equal in every field."),
     "answer in prompt": (
@@ -177,7 +177,7 @@ def reproducing(record: CheckResult, finding: Finding) -> str:
 def findings_page(records: Iterable[CheckResult]) -> str:
     by_kind: dict[FindingKind, list[tuple[CheckResult, Finding]]] = defaultdict(list)
     for record in records:
-        for finding in noticed(record):
+        for finding in findings(record):
             by_kind[finding.kind].append((record, finding))
     lines = []
     for kind, (title, explanation) in KINDS.items():
@@ -394,7 +394,7 @@ class _Aspect(NamedTuple):
 
 def quality(record: CheckResult) -> Iterator[tuple[str, str]]:
     """A mark and a sentence for every aspect: its findings, or that there are none, or why it is not known."""
-    found = list(noticed(record))
+    found = list(findings(record))
     for kinds, tick, unknown in _aspects(record):
         warnings = [finding.text for finding in found if finding.kind in kinds]
         if warnings:
@@ -430,7 +430,7 @@ def _aspects(record: CheckResult) -> Iterator[_Aspect]:
         f"Answers that solve nothing earn nothing: {', '.join(tried)}." if tried else "",
         f"Answers that solve nothing: {_missing(trivial) or why('trivial')}",
     )
-    if any(finding.kind == "no reward" for finding in noticed(record)):
+    if any(finding.kind == "no reward" for finding in findings(record)):
         yield _Aspect(("no reward",), "", "")
     broken = [CASE_TEXTS[name] for name in CASES[:-1] if failures and name in failures.cases]
     yield _Aspect(
@@ -440,13 +440,15 @@ def _aspects(record: CheckResult) -> Iterator[_Aspect]:
     )
     solved = oracle is not None and oracle.reason is None
     yield _Aspect(
-        ("right answer unpaid", "answer suspect"),
+        ("right answer rejected", "answer suspect"),
         f"Right answer: {oracle}." if solved else "",
         f"Right answer: {oracle if oracle else why('oracle')}",
     )
     if oracle is not None and oracle.others:
         rows = max(each.rows for each in oracle.others.values())
-        yield _Aspect(("wrong answer paid",), f"The answer of another row earns nothing, in {rows} rows.", "")
+        yield _Aspect(
+            ("wrong answer accepted",), f"The answer of another row earns nothing, in {rows} rows.", ""
+        )
     if data is not None:
         rows = sum(data.files.values())
         yield _Aspect(
@@ -505,10 +507,10 @@ def _figures(record: CheckResult) -> list[str]:
         rows = [
             [
                 name,
-                f"{each.full}",
-                f"{each.part}",
-                f"{each.none}",
-                f"{oracle.others[name].full}" if name in oracle.others else "-",
+                f"{each.full_rows}",
+                f"{each.partial_rows}",
+                f"{each.zero_rows}",
+                f"{oracle.others[name].full_rows}" if name in oracle.others else "-",
             ]
             for name, each in oracle.phrasings.items()
         ]

@@ -21,8 +21,8 @@ import gymgate
 from gymgate.core.config import Config
 from gymgate.quality import CheckResult, Verdict
 from gymgate.quality.record.files import shipped_records
-from gymgate.quality.record.findings import FindingKind, noticed
-from gymgate.quality.record.sections import OracleReason
+from gymgate.quality.record.findings import FindingKind, findings
+from gymgate.quality.record.schema import OracleReason
 
 LABS = ("benchmarks.html#", "test-matrix.html#", "agreement.html#")
 """Headings of the pages on what was measured and tried."""
@@ -46,7 +46,7 @@ class IndexedOracle(Config):
     """Rows that were tried."""
     solved: int = 0
     """Rows of which some phrasing of it earns the full reward."""
-    pays_for: str | None = None
+    accepts: str | None = None
     """Phrasing that earns the full reward in most rows; `null` if none does."""
     asked_for: str | None = None
     """Phrasing that the prompts ask for; `null` if no pattern finds it."""
@@ -151,7 +151,7 @@ def indexed(record: CheckResult) -> IndexedEnvironment:
             reason=oracle.reason,
             rows=oracle.rows,
             solved=oracle.solved,
-            pays_for=next(iter(oracle.paid), None),
+            accepts=next(iter(oracle.accepted), None),
             asked_for=oracle.asked_for or None,
         )
         if oracle
@@ -173,7 +173,7 @@ def indexed(record: CheckResult) -> IndexedEnvironment:
         else None,
         findings=tuple(
             IndexedFinding(kind=each.kind, text=each.text, command=reproducing(record, each))
-            for each in noticed(record)
+            for each in findings(record)
         ),
         page=page_of(record).replace(".md", ".html") if record.measured else None,
         badge=f"badges/{record.kind}/{record.environment}.json",

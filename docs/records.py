@@ -50,7 +50,7 @@ def pack(directory: Path) -> None:
             continue
         found[record.name] = CheckResult.model_validate(_portable(whole(record).model_dump()))
     target = Path(files.__file__).parent / files.SHIPPED
-    target.write_bytes(files.packed(found.values()))
+    target.write_bytes(files.pack_records(found.values()))
     print(f"{len(found)} records, {target.stat().st_size / 1000:.0f} kB in {target.name}")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gymgate.quality import CheckResult
 from gymgate.quality.record.files import load_record, record_path
-from gymgate.quality.record.findings import noticed
+from gymgate.quality.record.findings import findings
 from support.checks import PARIS
 from support.faulty import with_recordings
 from support.upstream import scripted_chat
@@ -64,14 +64,14 @@ def check(config: Path, *options: str) -> tuple[str, CheckResult]:
 
 
 def kinds(record: CheckResult) -> list[str]:
-    return [finding.kind for finding in noticed(record)]
+    return [finding.kind for finding in findings(record)]
 
 
 def test_an_environment_without_a_fault_pays_every_right_answer(tmp_path: Path) -> None:
     _, record = check(planted(tmp_path), "--section", "oracle")
     assert record.oracle is not None, record.missing
-    assert (record.oracle.solved, record.oracle.paid, record.oracle.asked_for) == (3, [BOX], BOX)
-    assert record.oracle.others[BOX].full == 0
+    assert (record.oracle.solved, record.oracle.accepted, record.oracle.asked_for) == (3, [BOX], BOX)
+    assert record.oracle.others[BOX].full_rows == 0
     assert kinds(record) == []
     assert (record.cost, record.trivial) == (None, None)
 
@@ -84,7 +84,7 @@ def test_a_wrong_answer_key_is_found(tmp_path: Path) -> None:
 
 def test_a_phrasing_trap_is_found(tmp_path: Path) -> None:
     shown, record = check(planted(tmp_path, paid="Answer: answer"), "--section", "oracle")
-    assert kinds(record) == ["right answer unpaid"]
+    assert kinds(record) == ["right answer rejected"]
     assert BOX in shown
     assert "Answer: answer" in shown
 

@@ -12,8 +12,8 @@ from aiohttp.test_utils import TestServer
 
 from gymgate.integrations.openenv import server as module
 from gymgate.integrations.openenv.episode import GymnasiumEpisode
-from gymgate.integrations.openenv.playable import Playable
 from gymgate.integrations.openenv.server import Game, NeMoGymAction, NeMoGymEnvironment
+from gymgate.integrations.openenv.stepwise import StepwiseEnvironment
 from gymgate.rollouts.row import make_row
 
 ROW = make_row({"responses_create_params": {"input": "hello"}}, "rows.jsonl", 1)
@@ -57,8 +57,8 @@ async def resources() -> AsyncIterator[tuple[Resources, Game]]:
     app.router.add_post("/close", made.close)
     async with TestServer(app) as server:
         stack: Any = Stack(server.port or 0)
-        played = Playable("e", "a", "r", GymnasiumEpisode, 10)
-        game = Game(stack, played, [ROW], 30.0, asyncio.get_running_loop())
+        stepwise = StepwiseEnvironment("e", "a", "r", GymnasiumEpisode, 10)
+        game = Game(stack, stepwise, [ROW], 30.0, asyncio.get_running_loop())
         yield made, game
         await asyncio.sleep(0)  # for what `close` has begun
         await game.wait_for_ends()

@@ -19,7 +19,7 @@ from gymgate.core.errors import ConfigError
 from gymgate.quality import CheckRequest, CheckResult, RowResult
 from gymgate.quality.record.files import load_record, record_path, shipped_record
 from gymgate.quality.record.measure import MEASUREMENTS
-from gymgate.quality.record.sections import Cost, Oracle, Shape
+from gymgate.quality.record.schema import Cost, Oracle, Shape
 from support.json_output import read_output
 
 

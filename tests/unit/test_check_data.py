@@ -11,8 +11,8 @@ import pytest
 from gymgate.gym.catalog import DataFile, Dataset
 from gymgate.quality import CheckResult
 from gymgate.quality.record.data import NO_TASK, SHOWN, measure, split_of
-from gymgate.quality.record.findings import Thresholds, findings, missed
-from gymgate.quality.record.sections import Data
+from gymgate.quality.record.findings import Thresholds, findings, unmet_thresholds
+from gymgate.quality.record.schema import Data
 
 
 def row(prompt: str, **fields: Any) -> dict[str, Any]:
@@ -31,8 +31,10 @@ def data_of(directory: Path, **files: list[Any]) -> Data:
 def noticed(data: Data) -> list[str]:
     about = {"environment": "e", "kind": "config", "nemo_gym": "0.7.0", "gymgate": "0", "date": "d"}
     record = CheckResult.model_validate({**about, "verdict": "match", "data": data})
-    found = list(findings(record))
-    assert list(missed(record, Thresholds(clean_rows=True))) == [f"--clean-rows: {each}" for each in found]
+    found = [*map(str, findings(record))]
+    assert list(unmet_thresholds(record, Thresholds(clean_rows=True))) == [
+        f"--clean-rows: {each}" for each in found
+    ]
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gymgate.core.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
 from gymgate.gym.catalog import EnvConfig, Need
-from gymgate.quality.needs import missing_in, telling_line, why_not_started
+from gymgate.quality.needs import last_error_line, missing_in, start_diagnosis
 from gymgate.quality.replay import ServerLogs, verification
 from gymgate.rollouts import Rollout
 
@@ -115,7 +115,7 @@ GIT = "x @ git+https://github.com/a/b.git"
 def test_the_verdict_comes_from_the_fields_of_the_error(
     error: GymgateError, verdict: str, need: str, detail: str
 ) -> None:
-    diagnosis = why_not_started(error, CONFIG, 5.0)
+    diagnosis = start_diagnosis(error, CONFIG, 5.0)
     assert (diagnosis.verdict, diagnosis.need) == (verdict, need)
     assert detail in diagnosis.detail
 
@@ -130,7 +130,7 @@ def test_the_verdict_comes_from_the_fields_of_the_error(
     ],
 )  # fmt: skip
 def test_a_message_without_a_sign_is_shown_by_its_last_telling_line(log: str, line: str) -> None:
-    assert telling_line(log) == line
+    assert last_error_line(log) == line
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from gymgate.quality.record import deterministic, failures, measure, oracle
-from gymgate.quality.record.findings import Thresholds, missed, noticed
+from gymgate.quality.record.findings import Thresholds, findings, unmet_thresholds
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
 from support.scripted_stack import ScriptedStack, check_on
@@ -34,7 +34,7 @@ async def test_an_environment_that_swallows_its_judges_failure_is_caught(
     judged = {"judge_evaluations": [{"response": {"output": message("It is Paris.")}}]}
     config = with_recordings(tmp_path, recorded("capital of France?", "Lyon", 1.0, **judged))
     check, _ = await check_on(monkeypatch, config, score, measure=True)
-    (line,) = missed(check, Thresholds(honest=True))
+    (line,) = unmet_thresholds(check, Thresholds(honest=True))
     assert line.startswith("--honest: ")
     assert "(0)" in line
     assert "1 of 1 rollouts" in line
@@ -53,7 +53,7 @@ WRONG_KEY = (*TOWNS[:2], ("Spain", "Madrid", "Lisbon"))
     [
         (TOWNS, r"\boxed{answer}", []),
         (WRONG_KEY, r"\boxed{answer}", ["answer suspect"]),
-        (TOWNS, "Answer: answer", ["right answer unpaid"]),
+        (TOWNS, "Answer: answer", ["right answer rejected"]),
     ],
     ids=["sound", "wrong key", "trap in the phrasing"],
 )
@@ -85,9 +85,9 @@ async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
     check, _ = await check_on(monkeypatch, config, score, measure=True)
     assert check.oracle is not None, check.missing
     assert check.oracle.asked_for == r"\boxed{answer}"
-    assert (check.oracle.field, check.oracle.paid) == ("expected_answer", [paid])
-    assert check.oracle.others[paid].full == 0
+    assert (check.oracle.field, check.oracle.accepted) == ("expected_answer", [paid])
+    assert check.oracle.others[paid].full_rows == 0
     assert check.oracle.unsolved == check.oracle.suspect == (("row 2",) if towns is WRONG_KEY else ())
-    assert [each.kind for each in noticed(check) if each.kind != "reward differs"] == kinds
+    assert [each.kind for each in findings(check) if each.kind != "reward differs"] == kinds
     assert check.data is not None
     assert (check.data.files, check.data.duplicates) == ({"example": 3}, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gymgate.quality import CheckResult
-from gymgate.quality.record.findings import Thresholds, findings, missed
+from gymgate.quality.record.findings import Thresholds, findings, unmet_thresholds
 from gymgate.quality.record.oracle import (
     Phrasing,
     asked_for,
@@ -18,7 +18,7 @@ from gymgate.quality.record.oracle import (
     measure,
     policy_of,
 )
-from gymgate.quality.record.sections import Oracle
+from gymgate.quality.record.schema import Oracle
 from gymgate.rollouts import ModelCall, Rollout
 from gymgate.rollouts.answers import answer_of, calls_in, oracle_rollout
 
@@ -107,7 +107,7 @@ def test_a_call_may_have_an_integer_of_any_length() -> None:
 
 
 class Scored:
-    """A bench that pays what a function says of the row and the policy's first answer."""
+    """A context that pays what a function says of the row and the policy's first answer."""
 
     def __init__(
         self,
@@ -123,12 +123,12 @@ class Scored:
         self.request, self.judge = SimpleNamespace(models=()), SimpleNamespace(refused=0)
         self.config = SimpleNamespace(path=config, judges=("j",) if judges else ())
 
-    async def run_without_judge(self, subject: Any, policy: Any, **limits: Any) -> Rollout:
+    async def run_without_judge(self, replay: Any, policy: Any, **limits: Any) -> Rollout:
         ((text,),) = await texts(policy, 1)
         calls = [ModelCall(index=0, dialect="responses")]
         if self._judges:
             calls.append(ModelCall(index=1, model_server="j", dialect="responses"))
-        reward = float(self._pay(subject.row, text))
+        reward = float(self._pay(replay.row, text))
         return Rollout(id="r", environment="e", agent="a", status="completed", reward=reward, calls=calls)
 
 
@@ -141,8 +141,8 @@ def strict(row: dict[str, Any], text: str) -> bool:
 
 
 async def measured(rows: list[dict[str, Any]], pay: Any, **settings: Any) -> Oracle:
-    bench: Any = Scored(rows, pay, **settings)
-    return await measure(bench)
+    context: Any = Scored(rows, pay, **settings)
+    return await measure(context)
 
 
 def record(oracle: Oracle | None) -> CheckResult:
@@ -160,13 +160,13 @@ def record(oracle: Oracle | None) -> CheckResult:
 async def test_a_sound_environment_pays_what_its_prompt_asks_for_and_nothing_else() -> None:
     oracle = await measured([FRANCE, ITALY], strict)
     assert (oracle.field, oracle.asked_for, oracle.rows, oracle.solved) == ("answer", r"\boxed{answer}", 2, 2)
-    assert oracle.paid == [r"\boxed{answer}"]
-    assert (oracle.phrasings["answer"].none, oracle.phrasings["answer"].part) == (2, 0)
-    assert oracle.others[r"\boxed{answer}"].full == 0
+    assert oracle.accepted == [r"\boxed{answer}"]
+    assert (oracle.phrasings["answer"].zero_rows, oracle.phrasings["answer"].partial_rows) == (2, 0)
+    assert oracle.others[r"\boxed{answer}"].full_rows == 0
     assert r"\boxed{answer}" in str(oracle)
     assert "2 of 2 rows" in str(oracle)
     assert list(findings(record(oracle))) == []
-    assert list(missed(record(oracle), Thresholds(min_oracle_reward=1.0))) == []
+    assert list(unmet_thresholds(record(oracle), Thresholds(min_oracle_reward=1.0))) == []
 
 
 async def test_a_wrong_key_leaves_its_row_unsolved() -> None:
@@ -177,25 +177,25 @@ async def test_a_wrong_key_leaves_its_row_unsolved() -> None:
 
     oracle = await measured([FRANCE, wrong], pay)
     assert (oracle.solved, oracle.unsolved, oracle.reward) == (1, ("row 1",), 0.5)
-    (line,) = missed(record(oracle), Thresholds(min_oracle_reward=1.0))
+    (line,) = unmet_thresholds(record(oracle), Thresholds(min_oracle_reward=1.0))
     assert line.startswith("--min-oracle-reward 1: ")
     assert line.endswith("row 1")
     nothing = await measured([wrong], pay)
-    (line,) = findings(record(nothing))
+    [line] = map(str, findings(record(nothing)))
     assert "('answer')" in line
 
 
 async def test_a_trap_in_the_phrasing_is_a_finding() -> None:
     oracle = await measured([FRANCE, ITALY], lambda row, text: text == row["answer"])
-    (line,) = findings(record(oracle))
+    [line] = map(str, findings(record(oracle)))
     assert r"(\boxed{answer})" in line
     assert "another" not in line
 
 
 async def test_another_rows_answer_that_is_paid_is_a_finding() -> None:
     oracle = await measured([FRANCE, ITALY], lambda row, text: text.startswith(r"\boxed{"))
-    assert oracle.others[r"\boxed{answer}"].full == 2
-    (line,) = findings(record(oracle))
+    assert oracle.others[r"\boxed{answer}"].full_rows == 2
+    [line] = map(str, findings(record(oracle)))
     assert "another" in line
     assert r"(\boxed{answer})" in line
 
@@ -215,7 +215,7 @@ async def test_why_right_answers_were_not_tried(
     oracle = await measured([row(**fields)], lambda row, text: False, **settings)
     assert reason in str(oracle.reason)
     assert list(findings(record(oracle))) == []
-    assert list(missed(record(oracle), Thresholds(min_oracle_reward=1.0))) == [
+    assert list(unmet_thresholds(record(oracle), Thresholds(min_oracle_reward=1.0))) == [
         f"--min-oracle-reward: not measured: {oracle.reason}"
     ]
 
@@ -270,7 +270,7 @@ async def test_a_wrong_answer_is_suspect_where_most_rows_that_ask_for_the_same_a
     wrong = row(r"Capital of Spain? Use \boxed{}.", answer="Lisbon", really="Madrid")
     oracle = await measured([FRANCE, ITALY, wrong], pay)
     assert oracle.suspect == ("row 2",)
-    assert list(findings(record(oracle))) == [
+    assert [*map(str, findings(record(oracle)))] == [
         "the answer of row 2 ('answer') earns no full reward in any phrasing, those of 2 other rows do"
     ]
     other = row("Write a program for Spain.", answer="Lisbon", really="Madrid")

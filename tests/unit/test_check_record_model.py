@@ -18,9 +18,15 @@ from gymgate.core.errors import DataError
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.quality import CheckRequest, CheckResult
 from gymgate.quality.record import deterministic, failures, files, policy, trivial
-from gymgate.quality.record.bench import OWN_JUDGE, Bench, Subject, Unmeasured, constant_policy
-from gymgate.quality.record.findings import Thresholds, findings, missed
-from gymgate.quality.record.sections import NO_REWARD
+from gymgate.quality.record.context import (
+    OWN_JUDGE,
+    MeasurementContext,
+    ReplayCase,
+    Unmeasured,
+    constant_policy,
+)
+from gymgate.quality.record.findings import Thresholds, findings, unmet_thresholds
+from gymgate.quality.record.schema import NO_REWARD
 from gymgate.quality.record.shape import distribution
 from gymgate.rollouts import ModelCall, Rollout
 
@@ -62,7 +68,7 @@ SOUND = record(
 
 def test_a_sound_record_has_no_findings_and_meets_every_threshold() -> None:
     assert list(findings(SOUND)) == []
-    assert list(missed(SOUND, EVERYTHING)) == []
+    assert list(unmet_thresholds(SOUND, EVERYTHING)) == []
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,7 @@ def test_each_fault_is_a_finding_and_misses_a_threshold(
     sections: dict[str, Any], threshold: str, value: str
 ) -> None:
     wrong = record(**{**SOUND.model_dump(exclude={"schema_version"}), **sections})
-    (found,) = missed(wrong, EVERYTHING)
+    (found,) = unmet_thresholds(wrong, EVERYTHING)
     assert found.startswith(threshold)
     assert value in found
     assert len(list(findings(wrong))) == 1
@@ -97,18 +103,18 @@ def test_each_fault_is_a_finding_and_misses_a_threshold(
 def test_what_was_not_measured_meets_no_threshold() -> None:
     why = "nothing could be run"
     nothing = record(missing={"all": why})
-    assert list(missed(nothing, EVERYTHING)) == [
+    assert list(unmet_thresholds(nothing, EVERYTHING)) == [
         f"--deterministic: not measured: {why}",
         f"--max-constant-reward: not measured: {why}",
         f"--honest: not measured: {why}",
     ]
-    assert list(missed(nothing, Thresholds())) == []
+    assert list(unmet_thresholds(nothing, Thresholds())) == []
     partly = record(
         deterministic={"rollouts": 2, "scored": 5, "failed": 1},
         trivial={"missing": {"the prompt": "no judge", "another row's best": "no other row"}},
         failures={"missing": {"long_answer": "no rows"}},
     )
-    unscored, constant, honest = missed(partly, EVERYTHING)
+    unscored, constant, honest = unmet_thresholds(partly, EVERYTHING)
     assert unscored.startswith("--deterministic: ")
     assert "1 of 6 " in unscored
     assert constant.startswith("--max-constant-reward: not measured: ")
@@ -119,9 +125,9 @@ def test_what_was_not_measured_meets_no_threshold() -> None:
 def test_a_reward_in_a_single_row_is_a_finding_beside_negative_ones() -> None:
     given = {"rows": 4, "failed": 0, "mean": -0.5, "highest": 1, "above_zero": 1}
     found = record(trivial={"recorded_mean": 0.5, "answers": {"empty": given}})
-    (finding,) = findings(found)
+    [finding] = map(str, findings(found))
     assert [value for value in (" -0.5 ", "1 of 4 rows", " 0.5") if value not in finding] == []
-    assert [*missed(found, EVERYTHING)][1:] == ["--honest: not measured: "]
+    assert [*unmet_thresholds(found, EVERYTHING)][1:] == ["--honest: not measured: "]
 
 
 def test_options_that_changed_what_was_run_are_in_the_record() -> None:
@@ -144,7 +150,7 @@ def test_a_record_comes_back_from_its_file_and_from_the_package(tmp_path: Path) 
     assert path == tmp_path / "config" / "mine-0.7.0.json"
     files.save_record(path, SOUND)
     assert files.load_record(path) == SOUND
-    (line,) = files.packed([SOUND]).splitlines()
+    (line,) = files.pack_records([SOUND]).splitlines()
     assert CheckResult.model_validate_json(line) == SOUND
     path.write_text("{}")
     with pytest.raises(DataError, match=re.escape(path.name)):
@@ -154,7 +160,7 @@ def test_a_record_comes_back_from_its_file_and_from_the_package(tmp_path: Path) 
 def test_of_a_record_that_ships_only_the_rollouts_that_differ_stay() -> None:
     row = {"recording": "a:1", "recorded": 1.0, "reward": 1.0, "verdict": "match"}
     other = {**row, "recording": "a:2", "reward": 0.0, "verdict": "differs", "cause": "noise"}
-    (line,) = files.packed([record(rows=[row, other], settings="{}", traceback="x")]).splitlines()
+    (line,) = files.pack_records([record(rows=[row, other], settings="{}", traceback="x")]).splitlines()
     shipped = CheckResult.model_validate_json(line)
     assert [(each.recording, each.reward, each.cause) for each in shipped.rows] == [("a:2", 0.0, "noise")]
     assert (shipped.settings, shipped.traceback) == ("", "")
@@ -171,7 +177,7 @@ def test_the_shipped_records_hold_nothing_of_the_machine_that_made_them() -> Non
     records = files.shipped_records()
     assert records
     assert len({each.name for each in records}) == len(records)
-    text = files.packed(records).decode()
+    text = files.pack_records(records).decode()
     assert not re.search(r"(?<![\w.:/-])/(?:root|tmp|work|Users)/", text)
     assert "127.0.0.1:" not in text
 
@@ -201,33 +207,33 @@ async def test_a_server_with_several_workers_is_stopped_in_all_of_them() -> None
         return {"environments": {"mine": {"servers": servers}}}
 
     kinds = {"own": "resources_servers", "own_agent": "responses_api_agents"}
-    bench: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         stack=SimpleNamespace(status=status),
         request=SimpleNamespace(environment="mine"),
         config=SimpleNamespace(
             servers=[SimpleNamespace(name=name, kind=kind) for name, kind in kinds.items()]
         ),
     )
-    assert await Bench.server_pids(bench, "resources_servers") == [1, 2]
+    assert await MeasurementContext.server_pids(context, "resources_servers") == [1, 2]
 
 
 async def test_a_models_rollouts_that_are_scored_together_are_not_measured_one_by_one(tmp_path: Path) -> None:
     (path := tmp_path / "c.yaml").write_text("a: {b: {c: {num_rollouts_per_prompt: 4}}}")
     request = SimpleNamespace(policy=HTTPEndpoint(base_url="http://h/v1"), policy_rows=1)
     config = SimpleNamespace(path=path)
-    bench: Any = SimpleNamespace(config=config, request=request, rows=[{}])
-    bench.refuse_cohorts = lambda: Bench.refuse_cohorts(bench)
+    context: Any = SimpleNamespace(config=config, request=request, rows=[{}])
+    context.refuse_cohorts = lambda: MeasurementContext.refuse_cohorts(context)
     with pytest.raises(Unmeasured, match="each other"):
-        await policy.measure(bench)
+        await policy.measure(context)
 
 
 def test_an_answer_without_any_reward_is_a_finding_and_its_length_is_not_blamed() -> None:
     trivial = {"missing": {"empty": NO_REWARD, "fixed sentence": NO_REWARD}}
     wrong = record(trivial=trivial, failures=cases(long_answer="error"))
-    (finding,) = findings(wrong)
+    [finding] = map(str, findings(wrong))
     assert "'I do not know.'" in finding
-    assert [*missed(wrong, Thresholds(honest=True))] == []
-    (line,) = missed(wrong, Thresholds(max_constant_reward=0.0))
+    assert [*unmet_thresholds(wrong, Thresholds(honest=True))] == []
+    (line,) = unmet_thresholds(wrong, Thresholds(max_constant_reward=0.0))
     assert line.startswith("--max-constant-reward: not measured: ")
     assert line.endswith(f"({NO_REWARD})")
 
@@ -235,17 +241,17 @@ def test_an_answer_without_any_reward_is_a_finding_and_its_length_is_not_blamed(
 def test_scorings_that_never_give_a_reward_say_nothing_about_noise() -> None:
     masked = record(deterministic={"rollouts": 4, "scored": 0, "failed": 8})
     assert [*findings(masked)] == []
-    (line,) = missed(masked, Thresholds(deterministic=True))
+    (line,) = unmet_thresholds(masked, Thresholds(deterministic=True))
     assert line.startswith("--deterministic: not measured: ")
 
 
 class Answered:
-    """A bench whose rollouts all end as one."""
+    """A context whose rollouts all end as one."""
 
     def __init__(self, rollout: Rollout) -> None:
-        self.unjudged = None
-        self.subjects = [SimpleNamespace(name="a")]
-        self.asked_judge = False
+        self.judge_problem = None
+        self.replays = [SimpleNamespace(name="a")]
+        self.has_recorded_judge = False
         self._rollout = rollout
 
     async def run_without_judge(self, *given: Any, **limits: Any) -> Rollout:
@@ -253,37 +259,37 @@ class Answered:
 
     run = run_without_judge
 
-    async def run_all(self, subjects: list[Any], at_once: int) -> list[Rollout]:
-        return [self._rollout for _ in subjects]
+    async def run_all(self, replays: list[Any], at_once: int) -> list[Rollout]:
+        return [self._rollout for _ in replays]
 
 
 LIMITED = Rollout(id="r", environment="e", agent="a", status="truncated", limit="max_calls")
 
 
 async def test_a_rollout_that_the_limit_of_calls_ended_is_not_blamed_on_the_answer() -> None:
-    bench: Any = Answered(LIMITED)
+    context: Any = Answered(LIMITED)
     with pytest.raises(Unmeasured, match=r"\b3\b"):
-        await failures._long_answer(bench)
-    assert " 20 " in str(await trivial._rewards(bench, [(bench.subjects[0], constant_policy(""))]))
+        await failures._long_answer(context)
+    assert " 20 " in str(await trivial._rewards(context, [(context.replays[0], constant_policy(""))]))
     with pytest.raises(Unmeasured, match="no rollout"):
-        await deterministic.measure(bench)
+        await deterministic.measure(context)
 
 
 class Cut:
-    """A bench whose agents ask for so many answers, one agent for each rollout; a judge may refuse."""
+    """A context whose agents ask for so many answers, one agent for each rollout; a judge may refuse."""
 
     def __init__(self, *asks: int, refusal: str | None = None, limit: Any = None) -> None:
-        self.unjudged = refusal
+        self.judge_problem = refusal
         self._asks = asks
         self._limit = limit
         recorded = SimpleNamespace(recording=SimpleNamespace(steps=[None] * 3))
-        self.subjects = [
-            Subject(f"{n}", {}, lambda: constant_policy("half of it"), cast("Any", recorded)) for n in asks
+        self.replays = [
+            ReplayCase(f"{n}", {}, lambda: constant_policy("half of it"), cast("Any", recorded)) for n in asks
         ]
         self.said: list[str] = []
 
-    async def run(self, subject: Subject, policy: Any, **limits: Any) -> Rollout:
-        answers = [await policy({}) for _ in range(int(subject.name))]
+    async def run(self, replay: ReplayCase, policy: Any, **limits: Any) -> Rollout:
+        answers = [await policy({}) for _ in range(int(replay.name))]
         self.said += [each["output"][0]["content"][0]["text"] for each in answers]
         is_cut = bool(answers) and answers[-1].get("status") == "incomplete"
         status: Any = "truncated" if is_cut else "completed"
@@ -292,24 +298,24 @@ class Cut:
 
 
 async def test_a_rollout_that_ends_before_its_answer_is_cut_is_not_measured() -> None:
-    bench: Any = Cut(3, 2, 4)
-    found = await failures._cut_off(bench)
+    context: Any = Cut(3, 2, 4)
+    found = await failures._cut_off(context)
     assert [rollout.status for rollout in found] == ["truncated", "truncated"]
     whole, half = "half of it", "half "
-    assert bench.said == [whole, whole, half, whole, whole, whole, whole, half, half]
+    assert context.said == [whole, whole, half, whole, whole, whole, whole, half, half]
 
 
 @pytest.mark.parametrize(
-    ("bench", "reason"),
+    ("context", "reason"),
     [
         (Cut(1, 2), "cut"),
         (Cut(3, refusal="its judge has no recorded answers"), "its judge has no recorded answers"),
         (Cut(5, limit="max_calls"), "go on"),
     ],
 )
-async def test_what_was_not_cut_or_not_judged_is_not_measured(bench: Any, reason: str) -> None:
+async def test_what_was_not_cut_or_not_judged_is_not_measured(context: Any, reason: str) -> None:
     with pytest.raises(Unmeasured, match=reason):
-        await failures._cut_off(bench)
+        await failures._cut_off(context)
 
 
 @pytest.mark.parametrize(("recorded", "reason"), [(None, OWN_JUDGE), (SimpleNamespace(agent="a"), None)])
@@ -323,7 +329,7 @@ async def test_a_made_up_answer_is_no_judge_of_itself(recorded: Any, reason: str
     stack = SimpleNamespace(register=lambda *given, **named: None, unregister=lambda name: None)
     judge: Any = SimpleNamespace(judged_by=None, refused=0, begin=lambda record: None)
     nothing: Any = None
-    bench = Bench(
+    context = MeasurementContext(
         cast("Any", stack),
         nothing,
         nothing,
@@ -334,5 +340,5 @@ async def test_a_made_up_answer_is_no_judge_of_itself(recorded: Any, reason: str
         (),
         0.0,
     )
-    await bench.run_without_judge(Subject("s", {}, lambda: constant_policy(""), recorded))
-    assert bench.unjudged == reason
+    await context.run_without_judge(ReplayCase("s", {}, lambda: constant_policy(""), recorded))
+    assert context.judge_problem == reason

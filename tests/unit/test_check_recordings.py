@@ -13,7 +13,7 @@ from gymgate.gym.catalog import DataFile, EnvConfig, Environment
 from gymgate.gym.inside.resolve import ServerInstance, dataset_lists, undefined_models
 from gymgate.quality import CheckRequest, RowResult, known
 from gymgate.quality.answers import RecordedJudge, RecordedPolicy, recorded_answers, texts_at
-from gymgate.quality.model import replayable, same_reward, worst
+from gymgate.quality.model import replayable, same_reward, worst_verdict
 from gymgate.quality.probe import cohort_size
 from gymgate.quality.recordings import as_rollout, config_for, read_recordings
 
@@ -130,8 +130,8 @@ def test_texts_of_judges_are_found_where_the_table_says() -> None:
 
 
 def test_verdicts_add_up() -> None:
-    assert worst(["match", "blocked", "differs"]) == "differs"
-    assert worst([]) == "incomplete"
+    assert worst_verdict(["match", "blocked", "differs"]) == "differs"
+    assert worst_verdict([]) == "incomplete"
     assert same_reward(0.1 + 0.2, 0.3)
     assert not same_reward(0.0, 1e-3)
     gone = RowResult(recording="a:1", verdict="incomplete", outdated=True)
@@ -211,5 +211,5 @@ def test_a_cause_is_known_for_an_environment_its_release_or_its_scoring() -> Non
     assert "math_verify" in (known.cause_of("math_with_judge") or "")
     assert "math_verify" in (known.cause_of("any_math", ["math_with_judge"]) or "")
     assert known.cause_of("equivalence_rule") is None
-    assert dict(known.replayed_with("lc_niah"))
-    assert not known.replayed_with("wmt_translation")
+    assert dict(known.replay_settings("lc_niah"))
+    assert not known.replay_settings("wmt_translation")

@@ -16,7 +16,7 @@ import pytest
 
 from gymgate.cli import cli
 from gymgate.quality.record.files import shipped_records
-from gymgate.quality.record.findings import noticed
+from gymgate.quality.record.findings import findings
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "environments").glob("*.md"))
@@ -65,7 +65,7 @@ def test_the_index_has_every_record_and_the_form_of_its_schema(site: Path) -> No
     assert entries.keys() == records.keys()
     for name, record in records.items():
         entry = entries[name]
-        assert [each["text"] for each in entry["findings"]] == [str(each) for each in noticed(record)]
+        assert [each["text"] for each in entry["findings"]] == [str(each) for each in findings(record)]
         assert entry["verdict"] == record.verdict
         assert (entry["page"] is not None) == record.measured
         assert record.data is None or entry["duplicates"] == record.data.duplicates
@@ -102,7 +102,7 @@ def test_the_commands_on_the_pages_and_in_the_index_are_real(site: Path) -> None
 
 def test_findings_stand_once_by_kind_with_a_command(site: Path) -> None:
     text = (ROOT / "docs" / "findings.md").read_text()
-    counted = sum(len(list(noticed(record))) for record in shipped_records())
+    counted = sum(len(list(findings(record))) for record in shipped_records())
     lines = [line for line in text.splitlines() if re.match(r"\| (?!environment \||---)", line)]
     assert len(lines) == counted
     for section in text.split("<h2 ")[1:]:

@@ -15,7 +15,7 @@ from gymgate.cli.compare import command as compare
 from gymgate.core.errors import DataError, EnvironmentServerError
 from gymgate.quality import CheckResult
 from gymgate.quality.record import deterministic, measure, oracle
-from gymgate.quality.record.findings import Thresholds, missed
+from gymgate.quality.record.findings import Thresholds, unmet_thresholds
 from gymgate.rollouts import ModelCall, Rollout
 from gymgate.rollouts.result import failed_rollout
 from support.checks import PARIS
@@ -160,7 +160,7 @@ async def test_deterministic(
     config = with_recordings(tmp_path, PARIS)
     check, _ = await check_on(monkeypatch, config, Scorer(later), measure=True)
     assert check.verdict == "match"
-    lines = list(missed(check, Thresholds(deterministic=True, reproducible=True)))
+    lines = list(unmet_thresholds(check, Thresholds(deterministic=True, reproducible=True)))
     assert len(lines) == (0 if reason is None else 1), lines
     assert all(line.startswith("--deterministic: ") for line in lines)
     assert all((reason or "") in line for line in lines)
@@ -173,12 +173,12 @@ async def test_deterministic_of_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         """The answer has no reward."""
 
     check, _ = await check_on(monkeypatch, with_recordings(tmp_path), score, measure=True)
-    (line,) = missed(check, Thresholds(deterministic=True))
+    (line,) = unmet_thresholds(check, Thresholds(deterministic=True))
     assert line.startswith("--deterministic: not measured: ")
 
 
-class Bench:
-    """A bench whose rows pay the right answer, some of them nothing, not even 0."""
+class AnswerContext:
+    """A context whose rows pay the right answer, some of them nothing, not even 0."""
 
     def __init__(self, rows: int, broken: int, paid: int) -> None:
         params = {"input": [{"role": "user", "content": "?"}]}
@@ -188,12 +188,12 @@ class Bench:
         self.request, self.judge = SimpleNamespace(models=()), SimpleNamespace(refused=0)
         self.config = SimpleNamespace(path=Path("/no/config"), judges=())
 
-    async def run_without_judge(self, subject: Any, policy: Any, **limits: Any) -> Rollout:
-        number = subject.row["n"]
+    async def run_without_judge(self, replay: Any, policy: Any, **limits: Any) -> Rollout:
+        number = replay.row["n"]
         if number < self._broken:
             return failed_rollout(EnvironmentServerError("verify broke", server="s"))
         text = (await policy({"model": "m"}))["output"][0]["content"][0]["text"]
-        reward = float(text == subject.row["answer"] and number < self._broken + self._paid)
+        reward = float(text == replay.row["answer"] and number < self._broken + self._paid)
         calls = [ModelCall(index=0, dialect="responses")]
         return Rollout(id="r", environment="e", agent="a", status="completed", reward=reward, calls=calls)
 
@@ -210,12 +210,12 @@ class Bench:
     ids=["all paid", "one unpaid", "failures", "a part fails", "nothing"],
 )
 async def test_min_oracle_reward(rows: int, broken: int, paid: int, reason: str | None) -> None:
-    bench: Any = Bench(rows, broken, paid)
+    context: Any = AnswerContext(rows, broken, paid)
     record = CheckResult(
         **{"environment": "e", "kind": "config", "nemo_gym": "0.7.0", "gymgate": "0", "date": "d"},
         verdict="match",
-        oracle=await oracle.measure(bench),
+        oracle=await oracle.measure(context),
     )
-    lines = list(missed(record, Thresholds(min_oracle_reward=1.0)))
+    lines = list(unmet_thresholds(record, Thresholds(min_oracle_reward=1.0)))
     assert len(lines) == (0 if reason is None else 1), lines
     assert all((reason or "") in line for line in lines)

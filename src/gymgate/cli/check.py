@@ -344,7 +344,7 @@ def _read_rows(
 ) -> None:
     """Print what each environment's rows show, and add it to its record in `records`."""
     from gymgate.quality.record.files import load_record, record_path, save_record
-    from gymgate.quality.record.findings import unclean
+    from gymgate.quality.record.findings import row_findings
     from gymgate.quality.rows_only import read_rows
 
     catalog = open_catalog(gym, progress=log)
@@ -358,7 +358,7 @@ def _read_rows(
             save_record(path, result)
         if not as_json:
             echo(f"{result.environment}: {result.data}")
-            for finding in unclean(result):
+            for finding in row_findings(result):
                 echo(f"  {finding}")
     if as_json:
         print_json([result.model_dump(mode="json") for result in results])
@@ -425,9 +425,9 @@ def _known(requests: Iterable[CheckRequest], records: Path) -> dict[str, CheckRe
 
 def _missed(result: CheckResult, thresholds: Thresholds) -> list[str]:
     """The thresholds that a result does not meet, logged."""
-    from gymgate.quality.record.findings import missed
+    from gymgate.quality.record.findings import unmet_thresholds
 
-    lines = list(missed(result, thresholds))
+    lines = list(unmet_thresholds(result, thresholds))
     for line in lines:
         log(f"{result.environment}: threshold not met: {line}")
     return lines

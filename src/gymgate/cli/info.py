@@ -155,7 +155,7 @@ def _config_description(config: EnvConfig) -> ConfigDescription:
 
 def _record(record: CheckResult) -> None:
     """The shipped record in short."""
-    from gymgate.quality.record.findings import noticed
+    from gymgate.quality.record.findings import findings
 
     echo()
     cost, shape = record.cost, record.shape
@@ -185,7 +185,7 @@ def _record(record: CheckResult) -> None:
         echo(f"  model: {record.policy}")
     if record.data is not None:
         echo(f"  rows: {record.data}")
-    for finding in noticed(record):
+    for finding in findings(record):
         if finding.kind != "reward differs":  # the verdict says so
             echo(f"  finding: {finding}")
     for what, why in record.missing.items():

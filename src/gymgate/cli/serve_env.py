@@ -67,10 +67,10 @@ def command(
     require("openenv")
     from gymgate.gym.row_sources import open_rows
     from gymgate.gym.runtime import open_catalog
-    from gymgate.integrations.openenv.playable import playable
+    from gymgate.integrations.openenv.stepwise import stepwise_environment
 
     packaged = open_catalog(gym, progress=log).find(environment, config_names(config))
-    played = playable(packaged, packaged.config(config_names(config)), agent)
+    stepwise = stepwise_environment(packaged, packaged.config(config_names(config)), agent)
     rows = open_rows(data or "example", environment=packaged)
     if not len(rows):
         raise ConfigError(f"{rows.source} has no rows")
@@ -86,7 +86,7 @@ def command(
         serve_interruptibly(
             serve(
                 stack,
-                played,
+                stepwise,
                 rows,
                 listener=listener,
                 max_sessions=max_sessions,

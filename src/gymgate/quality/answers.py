@@ -106,7 +106,7 @@ def _fits(output: Sequence[Item], question: str) -> bool:
 
 
 @asynccontextmanager
-async def serving(judge: RecordedJudge) -> AsyncIterator[HTTPEndpoint]:
+async def serve_judge(judge: RecordedJudge) -> AsyncIterator[HTTPEndpoint]:
     """Serve the judge on a port of its own, because some agents (and nemo-gym 0.4) call it without a rollout key."""
     async with Gateway(open_to_all=CallableBackend(judge, "responses")) as gateway:
         yield HTTPEndpoint(base_url=f"{gateway.url}/v1", dialect="responses", max_retries=0)

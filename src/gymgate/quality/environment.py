@@ -18,14 +18,14 @@ from gymgate.gym.catalog import Catalog, EnvConfig, Environment
 from gymgate.gym.inside.processes import PR_SET_PDEATHSIG, prctl
 from gymgate.gym.runtime import ensure_runtime
 from gymgate.gym.runtime.command import Progress
-from gymgate.quality.answers import RecordedJudge, serving
-from gymgate.quality.known import replayed_with
+from gymgate.quality.answers import RecordedJudge, serve_judge
+from gymgate.quality.known import replay_settings
 from gymgate.quality.model import CheckRequest, CheckResult, Diagnosis
-from gymgate.quality.needs import why_not_started
+from gymgate.quality.needs import start_diagnosis
 from gymgate.quality.record import data
-from gymgate.quality.record.bench import Bench
-from gymgate.quality.record.measure import measured
-from gymgate.quality.record.sections import NOT_HERE, Oracle
+from gymgate.quality.record.context import MeasurementContext
+from gymgate.quality.record.measure import measure_all
+from gymgate.quality.record.schema import NOT_HERE, Oracle
 from gymgate.quality.recordings import RecordedRow, config_for, packaged_rows, read_recordings, with_own_data
 from gymgate.quality.replay import Replayer, ServerLogs
 from gymgate.quality.summary import summarize
@@ -43,32 +43,38 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
     catalog = Catalog(runtime.site, runtime.version)
     environment = with_own_data(catalog.find(request.environment, request.config))
     recorded, broken = await asyncio.to_thread(read_recordings, environment)
-    about: dict[str, Any] = {
-        "environment": environment.name,
-        "kind": environment.kind,
-        "nemo_gym": runtime.version,
-    }
+    check = request.new_result(
+        environment=environment.name,
+        kind=environment.kind,
+        nemo_gym=runtime.version,
+        verdict="incomplete",
+        broken=tuple(broken),
+    )
     if request.measure:
-        about["data"] = await asyncio.to_thread(data.of_environment, environment, request.config)
-    result = partial(request.result, began, **about, broken=tuple(broken))
+        rows = await asyncio.to_thread(data.of_environment, environment, request.config)
+        check = check.model_copy(update={"data": rows})
     if lacking := _lacking(environment, recorded, broken):
-        fetched = environment.kind != "config" and lacking.startswith("no data") and not broken
-        oracle = {"oracle": Oracle(reason=NOT_HERE)} if request.measure and fetched else {}
-        return result(verdict="incomplete", detail=lacking, **oracle)
+        is_fetched = environment.kind != "config" and lacking.startswith("no data") and not broken
+        oracle = Oracle(reason=NOT_HERE) if request.measure and is_fetched else None
+        return request.finish(check.model_copy(update={"detail": lacking, "oracle": oracle}), began)
     config, notes = config_for(environment, recorded, request.config)
-    if replayed := replayed_with(environment.name):
-        settings = (f"--set {key}={codec.dumps(value).decode()}" for key, value in replayed)
-        notes.append(f"replayed with {' '.join(settings)}")
-    about = {
-        "config": config.name,
-        "agents": tuple(dict.fromkeys(agent.type for agent in config.agents)),
-        "needs": config.need_kinds,
-        "notes": tuple(notes),
-    }
-    fields = await _check(request, environment, config, recorded, progress)
-    if environment.kind == "config" and fields["need"] in _OWN_FAULTS:
-        fields |= {"verdict": "failed", "need": ""}
-    return result(**about, **(fields if fields["verdict"] == "failed" else {**fields, "traceback": ""}))
+    if settings := replay_settings(environment.name):
+        options = (f"--set {key}={codec.dumps(value).decode()}" for key, value in settings)
+        notes.append(f"replayed with {' '.join(options)}")
+    check = check.model_copy(
+        update={
+            "config": config.name,
+            "agents": tuple(dict.fromkeys(agent.type for agent in config.agents)),
+            "needs": config.need_kinds,
+            "notes": tuple(notes),
+        }
+    )
+    check = await _run(request, check, environment, config, recorded, progress)
+    if check.kind == "config" and check.need in _OWN_FAULTS:
+        check = check.model_copy(update={"verdict": "failed", "need": ""})
+    if check.verdict != "failed":
+        check = check.model_copy(update={"traceback": ""})
+    return request.finish(check, began)
 
 
 def _lacking(environment: Environment, recorded: Sequence[RecordedRow], broken: Sequence[str]) -> str:
@@ -86,14 +92,15 @@ def _lacking(environment: Environment, recorded: Sequence[RecordedRow], broken: 
     return f"no data: every recorded line is broken ({broken[0]})" if broken else "no data"
 
 
-async def _check(
+async def _run(
     request: CheckRequest,
+    check: CheckResult,
     environment: Environment,
     config: EnvConfig,
     recorded: Sequence[RecordedRow],
     progress: Progress,
-) -> dict[str, Any]:
-    """Install, start and replay; return the fields of the result."""
+) -> CheckResult:
+    """Install, start and replay; return the result with the verdict and the measurements."""
     judge = RecordedJudge(environment.name)
     try:
         await asyncio.to_thread(ensure_runtime, request.runtime, config.requirements, progress=progress)
@@ -101,7 +108,7 @@ async def _check(
         began = time.monotonic()
         async with (
             asyncio.timeout(request.timeout_s) as deadline,
-            serving(judge) as endpoint,
+            serve_judge(judge) as endpoint,
             acquire(_stack_config(request, environment, config, endpoint)) as stack,
         ):
             ready_s = time.monotonic() - began
@@ -109,24 +116,24 @@ async def _check(
             logs = ServerLogs(Path(running["logs"]))
             replayer = Replayer(stack, request, environment, config, judge, logs)
             results = await replayer.replay(recorded) if request.replay else []
-            fields = summarize(results, replayer, environment)
+            check = summarize(check, results, replayer, environment)
             if request.measure:
                 deadline.reschedule(None)  # each measurement has its own
-                bench = Bench(
+                context = MeasurementContext(
                     stack, request, environment, config, replayer, judge, recorded, results, ready_s
                 )
-                fields |= await measured(bench, progress)
-            return fields
+                check = await measure_all(check, context, progress)
+            return check
     except GymgateError as error:
-        return why_not_started(error, config, request.start_timeout_s)._asdict()
+        return check.concluded(start_diagnosis(error, config, request.start_timeout_s))
     except TimeoutError:
-        return Diagnosis("failed", f"not done after {request.timeout_s:g} s")._asdict()
+        return check.concluded(Diagnosis("failed", f"not done after {request.timeout_s:g} s"))
 
 
 def _stack_config(
     request: CheckRequest, environment: Environment, config: EnvConfig, judge: HTTPEndpoint
 ) -> StackConfig:
-    overrides = {**dict(replayed_with(environment.name)), **dict(request.overrides)}
+    overrides = {**dict(replay_settings(environment.name)), **dict(request.overrides)}
     served = EnvironmentConfig(
         name=request.environment,
         config=request.config or config.name,

@@ -23,6 +23,6 @@ def cause_of(environment: str, servers: Iterable[str] = ()) -> str | None:
     return next((causes[name] for name in (environment, *servers) if name in causes), None)
 
 
-def replayed_with(environment: str) -> Settings:
+def replay_settings(environment: str) -> Settings:
     """Dotted keys and values of the environment's config under which its recordings can be replayed."""
     return tuple(known()["replayed_with"].get(environment, {}).items())

@@ -16,7 +16,7 @@ import gymgate
 from gymgate.core import codec
 from gymgate.core.config import Config, HTTPEndpoint, JudgeEndpoint, Routing, RuntimeConfig, Settings
 from gymgate.core.errors import ErrorKind
-from gymgate.quality.record.sections import (
+from gymgate.quality.record.schema import (
     NOT_HERE,
     Cost,
     Data,
@@ -117,20 +117,28 @@ class CheckRequest(Config):
             yield f"--env-var {name}"
 
     def result(self, began: float, **fields: Any) -> CheckResult:
-        """A result of this request, begun at `began` (`time.monotonic()`)."""
-        if self.measure and not fields.get("machine"):
-            reason = fields.get("detail") or fields["verdict"]
-            fields.setdefault("missing", {"all": f"nothing could be run: {reason}"})
-            fields.setdefault("oracle", _untried(fields.get("need", ""), reason))
+        """A finished result of this request, begun at `began` (`time.monotonic()`)."""
+        return self.finish(self.new_result(**fields), began)
+
+    def new_result(self, **fields: Any) -> CheckResult:
+        """A result of this request, which `finish` completes."""
         about = {
             "nemo_gym": self.version,
             "gymgate": gymgate.__version__,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "seconds": round(time.monotonic() - began, 1),
             "options": self.options,
             "settings": self.settings,
         }
         return CheckResult.model_validate({**about, **fields})
+
+    def finish(self, result: CheckResult, began: float) -> CheckResult:
+        """The result with its duration and, if nothing was measured that should have been, with the reason."""
+        changes: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1)}
+        if self.measure and not result.machine:
+            reason = result.detail or result.verdict
+            changes["missing"] = result.missing or {"all": f"nothing could be run: {reason}"}
+            changes["oracle"] = result.oracle or _untried(result.need, reason)
+        return result.model_copy(update=changes)
 
 
 def _untried(need: str, reason: str) -> Oracle:
@@ -267,6 +275,10 @@ class CheckResult(Config):
         """Whether anything was measured besides the verdict."""
         return bool(self.machine)
 
+    def concluded(self, diagnosis: Diagnosis, **fields: Any) -> CheckResult:
+        """The same with a diagnosis."""
+        return self.model_copy(update={**diagnosis._asdict(), **fields})
+
     def with_sections(self, names: Iterable[str], other: CheckResult) -> CheckResult:
         """This record with some sections of another one. One that the other lacks stays; if there is none, `missing` says
         why."""
@@ -279,10 +291,9 @@ class CheckResult(Config):
         return self.model_copy(update={**sections, **about, "missing": missing})
 
 
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
+def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """The gravest of some verdicts; `incomplete` if there are none."""
-    found = set(verdicts)
-    return next((verdict for verdict in _WORST_FIRST if verdict in found), "incomplete")
+    return min(verdicts, key=_WORST_FIRST.index, default="incomplete")
 
 
 def replayable(results: Sequence[RowResult]) -> list[RowResult]:

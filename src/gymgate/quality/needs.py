@@ -98,18 +98,18 @@ def _line_around(match: re.Match[str]) -> str:
     return " ".join(_COLOUR.sub("", line[offset : offset + _WIDTH]).split())
 
 
-def telling_line(log: str) -> str:
+def last_error_line(log: str) -> str:
     """The line that says most about why a server ended: its last exception, else its last line."""
     lines = [line for line in (last_traceback(log) or log).splitlines() if line.strip()]
     return " ".join(_COLOUR.sub("", lines[-1]).split())[:_WIDTH] if lines else ""
 
 
-def lacking_fields(message: str) -> list[str]:
+def missing_fields(message: str) -> list[str]:
     """The fields of a row that a server's refusal of it names."""
     return list(dict.fromkeys(one or other for one, other in _LACKING_FIELD.findall(message)))
 
 
-def why_not_started(error: GymgateError, config: EnvConfig, start_timeout_s: float) -> Diagnosis:
+def start_diagnosis(error: GymgateError, config: EnvConfig, start_timeout_s: float) -> Diagnosis:
     """Say why a stack with this config did not come up."""
     text, log = str(error), str(getattr(error, "log_tail", None) or "")
     if isinstance(error, NeedMissingError):
@@ -122,14 +122,14 @@ def why_not_started(error: GymgateError, config: EnvConfig, start_timeout_s: flo
     if isinstance(error, StackStartError) and error.timed_out:
         kinds = ", ".join(config.need_kinds) or "none"
         detail = f"start: not up within {start_timeout_s:g} s (needs read from its files: {kinds})"
-        return Diagnosis("blocked", detail, telling_line(log) or text, "time")
+        return Diagnosis("blocked", detail, last_error_line(log) or text, "time")
     if isinstance(error, StackStartError) and error.exit_status == 0:
         detail = f"the entrypoint of server {error.server!r} starts no server: a base for others"
         return Diagnosis("incomplete", detail)
     if isinstance(error, ConfigError):
         return Diagnosis("incomplete", f"config: {text}")
     return Diagnosis(
-        "failed", f"{type(error).__name__}: {text}", telling_line(log), traceback=last_traceback(log)
+        "failed", f"{type(error).__name__}: {text}", last_error_line(log), traceback=last_traceback(log)
     )
 
 

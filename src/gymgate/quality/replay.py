@@ -24,7 +24,7 @@ from gymgate.quality.model import (
     RowResult,
     same_reward,
 )
-from gymgate.quality.needs import MissingNeed, lacking_fields, missing_in
+from gymgate.quality.needs import MissingNeed, missing_fields, missing_in
 from gymgate.quality.probe import RewardProbe
 from gymgate.quality.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.quality.tracebacks import last_traceback
@@ -233,7 +233,7 @@ class Replayer:
         """Why a rollout failed."""
         if error.type == UnknownConversationError.__name__:
             return self._explain_unknown(recorded)
-        lacking = lacking_fields(error.message)
+        lacking = missing_fields(error.message)
         if error.kind == "data" or lacking:
             whose = (
                 "the packaged row" if recorded.packaged else "no packaged row was recorded, and the record"

@@ -4,32 +4,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from gymgate.gym.catalog import Environment
 from gymgate.quality.known import cause_of
-from gymgate.quality.model import NO_JUDGE, NOT_ASKED, Diagnosis, RowResult, replayable, worst
+from gymgate.quality.model import (
+    NO_JUDGE,
+    NOT_ASKED,
+    CheckResult,
+    Diagnosis,
+    RowResult,
+    replayable,
+    worst_verdict,
+)
 from gymgate.quality.needs import missing_in
 from gymgate.quality.replay import Replayer
 
 
-def summarize(results: Sequence[RowResult], replayer: Replayer, environment: Environment) -> dict[str, Any]:
-    """Fields of the environment's result."""
+def summarize(
+    check: CheckResult, results: Sequence[RowResult], replayer: Replayer, environment: Environment
+) -> CheckResult:
+    """Return the environment's result with its verdict and rows."""
     probe = replayer.probe
     diagnosis = _diagnosis(results, replayer, environment)
-    return {
-        **diagnosis._replace(traceback=replayer.logs.traceback())._asdict(),
-        "rows": tuple(results),
-        "matched": sum(row.verdict == "match" for row in results),
-        "compared": sum(row.recorded is not None and not row.outdated for row in results),
-        "rewarded": any(row.rewarded for row in results) or (probe.rewarded and not probe.by_stand_in),
-        "rewarded_by_stand_in": probe.by_stand_in,
-    }
+    return check.concluded(
+        diagnosis._replace(traceback=replayer.logs.traceback()),
+        rows=tuple(results),
+        matched=sum(row.verdict == "match" for row in results),
+        compared=sum(row.recorded is not None and not row.outdated for row in results),
+        rewarded=any(row.rewarded for row in results) or (probe.rewarded and not probe.by_stand_in),
+        rewarded_by_stand_in=probe.by_stand_in,
+    )
 
 
 def _diagnosis(results: Sequence[RowResult], replayer: Replayer, environment: Environment) -> Diagnosis:
     counted = replayable(results)
-    verdict = worst(row.verdict for row in counted)
+    verdict = worst_verdict(row.verdict for row in counted)
     row = next((row for row in counted if row.verdict == verdict), None)
     if row is None:
         return _with_probe(Diagnosis("incomplete", "no recording"), replayer)

@@ -27,7 +27,7 @@ from gymgate.core.errors import ConfigError, DataError, GymgateError
 from gymgate.core.http_client import LOOPBACK
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.openenv.episode import Episode, GymnasiumEpisode
-from gymgate.integrations.openenv.playable import Playable
+from gymgate.integrations.openenv.stepwise import StepwiseEnvironment
 from gymgate.integrations.openenv.tools import tools_of
 from gymgate.rollouts import Row
 from gymgate.rollouts.row import input_items
@@ -78,7 +78,7 @@ class Game:
     """State that all sessions of a server share."""
 
     stack: Stack
-    played: Playable
+    stepwise: StepwiseEnvironment
     rows: Sequence[Row]
     timeout_s: float
     loop: asyncio.AbstractEventLoop
@@ -97,9 +97,9 @@ class Game:
     def row(self, position: int) -> Row:
         """Read a row. Raises `DataError` if it names another agent."""
         row = self.rows[position]
-        if row.agent not in (None, self.played.agent):
+        if row.agent not in (None, self.stepwise.agent):
             raise DataError(
-                f"{row.source}:{row.line}: agent_ref is {row.agent!r}, and {self.played.agent!r} is served"
+                f"{row.source}:{row.line}: agent_ref is {row.agent!r}, and {self.stepwise.agent!r} is stepwise"
             )
         return row
 
@@ -107,14 +107,14 @@ class Game:
         """Make an episode on the resources server that is up now. Raises `StackLostError` for a stack that is gone."""
         status = await self.stack.status()
         (environment,) = status["environments"].values()
-        workers = workers_of(environment["servers"], self.played.server)
+        workers = workers_of(environment["servers"], self.stepwise.server)
         if not workers:
             raise ConfigError(
-                f"environment {self.played.name!r} has no running server {self.played.server!r}; it is {environment['state']}"
+                f"environment {self.stepwise.name!r} has no running server {self.stepwise.server!r}; it is {environment['state']}"
             )
-        more = {"max_steps": self.played.max_steps} if self.played.kind is GymnasiumEpisode else {}
+        more = {"max_steps": self.stepwise.max_steps} if self.stepwise.kind is GymnasiumEpisode else {}
         url = f"http://{LOOPBACK}:{random.choice(workers)['port']}"
-        return self.played.kind(url, self.played.server, row.data, self.timeout_s, **more)
+        return self.stepwise.kind(url, self.stepwise.server, row.data, self.timeout_s, **more)
 
     def begin_end(self, episode: Episode) -> None:
         """End an episode without waiting for it."""
@@ -156,7 +156,7 @@ class NeMoGymEnvironment(Environment):  # type: ignore[misc]
         self._game = game
         self._row: Row | None = None
         self._episode: Episode | None = None
-        self._state = NeMoGymState(environment=game.played.name)
+        self._state = NeMoGymState(environment=game.stepwise.name)
 
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, index: int | None = None
@@ -172,7 +172,7 @@ class NeMoGymEnvironment(Environment):  # type: ignore[misc]
         position = self._game.index(index, seed)
         self._row = self._game.row(position)
         self._state = NeMoGymState(
-            environment=self._game.played.name, episode_id=episode_id or uuid4().hex, index=position
+            environment=self._game.stepwise.name, episode_id=episode_id or uuid4().hex, index=position
         )
         episode = await self._game.episode(self._row)
         try:
@@ -226,7 +226,7 @@ class NeMoGymEnvironment(Environment):  # type: ignore[misc]
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Return the environment's name."""
-        name = self._game.played.name
+        name = self._game.stepwise.name
         return EnvironmentMetadata(name=name, description=f"NeMo Gym environment {name}")
 
     def close(self) -> None:
@@ -281,7 +281,7 @@ class _Server(uvicorn.Server):
 
 async def serve(
     config: StackConfig,
-    played: Playable,
+    stepwise: StepwiseEnvironment,
     rows: Sequence[Row],
     *,
     listener: socket.socket,
@@ -296,12 +296,12 @@ async def serve(
     stack is up. Raises the error of a start that fails.
     """
     async with acquire(config, progress=progress) as stack:
-        game = Game(stack, played, rows, timeout_s, asyncio.get_running_loop())
+        game = Game(stack, stepwise, rows, timeout_s, asyncio.get_running_loop())
         app = create_app(
             partial(NeMoGymEnvironment, game),
             NeMoGymAction,
             Observation,
-            env_name=played.name,
+            env_name=stepwise.name,
             max_concurrent_envs=max_sessions,
             state_cls=NeMoGymState,
         )

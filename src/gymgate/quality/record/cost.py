@@ -12,9 +12,9 @@ from itertools import pairwise
 
 from gymgate.gateway.replay.conversation import Item
 from gymgate.gym.inside.forkserver import descendants, proportional_bytes
-from gymgate.quality.record.bench import Bench, Subject
+from gymgate.quality.record.context import MeasurementContext, ReplayCase
 from gymgate.quality.record.deterministic import JUDGED
-from gymgate.quality.record.sections import Cost
+from gymgate.quality.record.schema import Cost
 from gymgate.rollouts import ModelCall, Rollout
 from gymgate.stack.hangs import ticks_of
 
@@ -25,11 +25,11 @@ TOGETHER = 32
 MEMORY_POLL_S = 0.25
 
 
-async def measure(bench: Bench) -> Cost:
-    pids = (await bench.stack.status())["fork_servers"]
+async def measure(context: MeasurementContext) -> Cost:
+    pids = (await context.stack.status())["fork_servers"]
     rest = await asyncio.to_thread(_megabytes, pids)
-    ready = Cost(ready_s=round(bench.ready_s, 2), rest_mb=rest)
-    alone = await _alone(bench, bench.subjects)
+    ready = Cost(ready_s=round(context.ready_s, 2), rest_mb=rest)
+    alone = await _alone(context, context.replays)
     verifying = sorted(filter(None, (_verification_ms(rollout) for rollout in alone)))
     tools = [ms for rollout in alone for ms in _tool_calls_ms(rollout)]
     missing = {}
@@ -47,28 +47,30 @@ async def measure(bench: Bench) -> Cost:
         "tool_calls": len(tools),
     }
     together: dict[str, float] = {}
-    if bench.asked_judge:
+    if context.has_recorded_judge:
         missing |= {"busy_mb": JUDGED, "rollouts_per_core_s": JUDGED}
     else:
-        together = await _together(bench, bench.subjects, pids)
+        together = await _together(context, context.replays, pids)
     return ready.model_copy(update={**times, **together, "missing": missing})
 
 
-async def _alone(bench: Bench, subjects: Sequence[Subject]) -> list[Rollout]:
+async def _alone(context: MeasurementContext, replays: Sequence[ReplayCase]) -> list[Rollout]:
     rollouts: list[Rollout] = []
     began = time.monotonic()
     for n in range(ALONE):
-        rollouts.append(await bench.run(subjects[n % len(subjects)]))
+        rollouts.append(await context.run(replays[n % len(replays)]))
         if time.monotonic() - began > ALONE_S:
             break
     return rollouts
 
 
-async def _together(bench: Bench, subjects: Sequence[Subject], pids: Sequence[int]) -> dict[str, float]:
+async def _together(
+    context: MeasurementContext, replays: Sequence[ReplayCase], pids: Sequence[int]
+) -> dict[str, float]:
     """The most memory, and the CPU time, of 32 rollouts at once."""
-    several = [subjects[n % len(subjects)] for n in range(TOGETHER)]
+    several = [replays[n % len(replays)] for n in range(TOGETHER)]
     used = _processor_s(pids)
-    running = asyncio.create_task(bench.run_all(several, TOGETHER))
+    running = asyncio.create_task(context.run_all(several, TOGETHER))
     most = 0.0
     try:
         while not running.done():

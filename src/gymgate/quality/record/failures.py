@@ -11,17 +11,17 @@ from typing import Any
 
 from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.quality.probe import IGNORANT
-from gymgate.quality.record.bench import (
+from gymgate.quality.record.context import (
     MAX_CALLS,
     OWN_JUDGE,
-    Bench,
-    Subject,
+    MeasurementContext,
+    ReplayCase,
     Unmeasured,
     constant_policy,
     message,
     respond,
 )
-from gymgate.quality.record.sections import CASES, Case, FailureCase, Failures, Outcome
+from gymgate.quality.record.schema import CASES, Case, FailureCase, Failures, Outcome
 from gymgate.rollouts import Rollout, outcome_of
 
 ROLLOUTS = 3
@@ -33,13 +33,13 @@ AT_ONCE_S = 0.5
 LONG = IGNORANT + " " + "word " * 52_000
 
 
-async def measure(bench: Bench) -> Failures:
-    bench.refuse_cohorts()
+async def measure(context: MeasurementContext) -> Failures:
+    context.refuse_cohorts()
     cases: dict[Case, FailureCase] = {}
     missing: dict[str, str] = {}
     for name in CASES:
         try:
-            rollouts = await _RUN[name](bench)
+            rollouts = await _RUN[name](context)
         except Unmeasured as error:
             missing[name] = str(error)
             continue
@@ -47,29 +47,29 @@ async def measure(bench: Bench) -> Failures:
     return Failures(cases=cases, missing=missing)
 
 
-async def _judge_down(bench: Bench) -> list[Rollout]:
+async def _judge_down(context: MeasurementContext) -> list[Rollout]:
     """Rollouts whose judge was asked and was down."""
     rollouts = []
-    for subject in _any(bench):
-        with bench.judge.down():
-            rollout = await bench.run_without_judge(subject)
-            if bench.judge.calls:
+    for replay in _any(context):
+        with context.judge.down():
+            rollout = await context.run_without_judge(replay)
+            if context.judge.calls:
                 rollouts.append(rollout)
     if not rollouts:
-        served = bench.request.models and "the calls go to the endpoint of --judge"
-        raise Unmeasured(served or (OWN_JUDGE if bench.asked_own_judge else "no judge is asked"))
+        served = context.request.models and "the calls go to the endpoint of --judge"
+        raise Unmeasured(served or (OWN_JUDGE if context.policy_was_judge else "no judge is asked"))
     return rollouts
 
 
-async def _tool_timeout(bench: Bench) -> list[Rollout]:
-    subjects = [
-        subject for subject in bench.subjects if subject.recorded and subject.recorded.recording.tool_calls
+async def _tool_timeout(context: MeasurementContext) -> list[Rollout]:
+    replays = [
+        replay for replay in context.replays if replay.recorded and replay.recorded.recording.tool_calls
     ]
-    if not subjects:
+    if not replays:
         raise Unmeasured("no recorded rollout with a reward calls a tool")
-    pids = await bench.server_pids("resources_servers")
-    with _Stopping(subjects[0].policy(), pids) as stopping:
-        rollout = await bench.run(subjects[0], stopping, timeout_s=TOOL_TIMEOUT_S)
+    pids = await context.server_pids("resources_servers")
+    with _Stopping(replays[0].policy(), pids) as stopping:
+        rollout = await context.run(replays[0], stopping, timeout_s=TOOL_TIMEOUT_S)
     if stopping.answered_s is not None and stopping.answered_s < AT_ONCE_S:
         raise Unmeasured("it has no resources server with its tools")
     return [rollout]
@@ -121,15 +121,15 @@ class _Stopping:
                 signal.pidfd_send_signal(server, number)
 
 
-async def _cut_off(bench: Bench) -> list[Rollout]:
+async def _cut_off(context: MeasurementContext) -> list[Rollout]:
     """Rollouts that ended by themselves after their last answer was cut, and whose judge could be asked."""
     rollouts = []
     reason = "its rollouts end before the answer that would be cut"
-    for subject in bench.subjects[:ROLLOUTS]:
-        cut = _Cut(subject)
-        rollout = await bench.run(subject, cut, max_calls=cut.last + MAX_CALLS)
-        if bench.unjudged is not None:
-            reason = bench.unjudged
+    for replay in context.replays[:ROLLOUTS]:
+        cut = _Cut(replay)
+        rollout = await context.run(replay, cut, max_calls=cut.last + MAX_CALLS)
+        if context.judge_problem is not None:
+            reason = context.judge_problem
         elif cut.half is None:
             continue
         elif rollout.limit is not None and _reward(rollout) is None:
@@ -142,11 +142,11 @@ async def _cut_off(bench: Bench) -> list[Rollout]:
 
 
 class _Cut:
-    """Gives a subject's answers, of the last one only the first half, and says that a limit ended it."""
+    """Gives a replay's answers, of the last one only the first half, and says that a limit ended it."""
 
-    def __init__(self, subject: Subject) -> None:
-        self._policy = subject.policy()
-        self.last = len(subject.recorded.recording.steps) if subject.recorded else 1
+    def __init__(self, replay: ReplayCase) -> None:
+        self._policy = replay.policy()
+        self.last = len(replay.recorded.recording.steps) if replay.recorded else 1
         self.half: str | None = None
         """Half of the last answer, once that was given. It is given again to an agent that goes on."""
         self._calls = 0
@@ -168,11 +168,11 @@ class _Cut:
         return {**cut, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
 
 
-async def _long_answer(bench: Bench) -> list[Rollout]:
+async def _long_answer(context: MeasurementContext) -> list[Rollout]:
     rollouts = []
-    for subject in bench.subjects[:ROLLOUTS]:
-        rollout = await bench.run_without_judge(subject, constant_policy(LONG), max_calls=ROLLOUTS)
-        if (reason := bench.unjudged) is not None:
+    for replay in context.replays[:ROLLOUTS]:
+        rollout = await context.run_without_judge(replay, constant_policy(LONG), max_calls=ROLLOUTS)
+        if (reason := context.judge_problem) is not None:
             raise Unmeasured(reason)
         if rollout.limit is None or _reward(rollout) is not None:
             rollouts.append(rollout)
@@ -181,16 +181,16 @@ async def _long_answer(bench: Bench) -> list[Rollout]:
     return rollouts
 
 
-def _any(bench: Bench) -> list[Subject]:
+def _any(context: MeasurementContext) -> list[ReplayCase]:
     """Recorded rollouts whether or not they get a reward here; packaged rows with a fixed answer if there are none."""
-    recorded = [bench.subject(each) for each in bench.recorded if each.recording.turns]
-    packaged = [Subject("row", row, lambda: constant_policy(IGNORANT)) for row in bench.rows]
+    recorded = [context.replay_of(each) for each in context.recorded if each.recording.turns]
+    packaged = [ReplayCase("row", row, lambda: constant_policy(IGNORANT)) for row in context.rows]
     if not recorded and not packaged:
         raise Unmeasured("it has no rows")
     return (recorded or packaged)[:ROLLOUTS]
 
 
-_RUN: dict[Case, Callable[[Bench], Awaitable[list[Rollout]]]] = {
+_RUN: dict[Case, Callable[[MeasurementContext], Awaitable[list[Rollout]]]] = {
     "judge_down": _judge_down,
     "tool_timeout": _tool_timeout,
     "cut_off": _cut_off,

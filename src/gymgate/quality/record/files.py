@@ -45,7 +45,7 @@ def save_record(path: Path, record: CheckResult) -> None:
         file.write(codec.dumps(record.model_dump(mode="json"), indent=True) + b"\n")
 
 
-def packed(records: Iterable[CheckResult]) -> bytes:
+def pack_records(records: Iterable[CheckResult]) -> bytes:
     """Records as they ship: one a line, without what is unset, options, and the rollouts that did not differ."""
     ordered = sorted(records, key=lambda record: record.name)
     return b"".join(codec.dumps(_shipped_form(each)) + b"\n" for each in ordered)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from gymgate.quality.model import CheckResult
 from gymgate.quality.probe import IGNORANT
-from gymgate.quality.record.sections import ANSWERS, CASES, NO_REWARD, Case
+from gymgate.quality.record.schema import ANSWERS, CASES, NO_REWARD, Case
 
 CASE_TEXTS: dict[Case, str] = {
     "judge_down": "its judge does not answer",
@@ -43,8 +43,8 @@ class Thresholds(NamedTuple):
 
 
 FindingKind = Literal[
-    "reward differs", "reward changes", "no reward", "free reward", "failure scored", "right answer unpaid",
-    "wrong answer paid", "answer suspect", "duplicates", "answer in prompt", "row in two splits",
+    "reward differs", "reward changes", "no reward", "free reward", "failure scored", "right answer rejected",
+    "wrong answer accepted", "answer suspect", "duplicates", "answer in prompt", "row in two splits",
 ]  # fmt: skip
 
 
@@ -64,25 +64,20 @@ class Finding(NamedTuple):
         return self.kind in ("duplicates", "answer in prompt", "row in two splits")
 
 
-def findings(record: CheckResult) -> Iterator[str]:
-    """One sentence for every possible problem."""
-    return map(str, noticed(record))
-
-
-def noticed(record: CheckResult) -> Iterator[Finding]:
-    """Every possible problem."""
+def findings(record: CheckResult) -> Iterator[Finding]:
+    """Yield every possible problem."""
     if record.verdict == "differs":
         again = f"{record.matched} of {record.compared}"
         yield Finding("reward differs", f"{again} recorded rewards are reproduced: {record.detail}")
-    yield from changing(record)
-    yield from constant(record)
-    yield from unrewarded(record)
-    yield from dishonest(record)
-    yield from unpaid(record)
-    yield from unclean(record)
+    yield from changed_rewards(record)
+    yield from free_rewards(record)
+    yield from missing_rewards(record)
+    yield from scored_failures(record)
+    yield from oracle_findings(record)
+    yield from row_findings(record)
 
 
-def changing(record: CheckResult) -> Iterator[Finding]:
+def changed_rewards(record: CheckResult) -> Iterator[Finding]:
     """Rewards that change, or that do not come at all."""
     if (again := record.deterministic) is None:
         return
@@ -96,7 +91,7 @@ def changing(record: CheckResult) -> Iterator[Finding]:
         yield Finding("no reward", text)
 
 
-def constant(record: CheckResult, limit: float | None = None) -> Iterator[Finding]:
+def free_rewards(record: CheckResult, limit: float | None = None) -> Iterator[Finding]:
     """Answers that solve nothing and earn more than `limit` on average; without a limit, more than 0 in any row.
 
     Another row's best answer counts if it earns more than half the recorded mean: less may be chance, such as a letter
@@ -119,7 +114,7 @@ def constant(record: CheckResult, limit: float | None = None) -> Iterator[Findin
             )
 
 
-def unrewarded(record: CheckResult) -> Iterator[Finding]:
+def missing_rewards(record: CheckResult) -> Iterator[Finding]:
     """Answers that solve nothing and get no reward at all, where a reward of 0 would be right."""
     if names := [name for name in ANSWERS[:-1] if _is_unrewarded(record, name)]:
         text = f"no reward, not even 0, for {' and '.join(_ANSWER_TEXTS[name] for name in names)}"
@@ -130,7 +125,7 @@ def _is_unrewarded(record: CheckResult, answer: str) -> bool:
     return record.trivial is not None and record.trivial.missing.get(answer) == NO_REWARD
 
 
-def dishonest(record: CheckResult) -> Iterator[Finding]:
+def scored_failures(record: CheckResult) -> Iterator[Finding]:
     """Cases of failure that give a reward like any other, and answers that the environment cannot bear."""
     for name in CASES:
         case = record.failures.cases.get(name) if record.failures else None
@@ -149,14 +144,14 @@ def dishonest(record: CheckResult) -> Iterator[Finding]:
             yield Finding("failure scored", text)
 
 
-def unpaid(record: CheckResult) -> Iterator[Finding]:
-    """Right answers that are not paid, and wrong ones that are."""
+def oracle_findings(record: CheckResult) -> Iterator[Finding]:
+    """Right answers that are rejected, and wrong ones that are accepted."""
     oracle = record.oracle
     if oracle is None or oracle.reason is not None:
         return
     if not oracle.solved:
         text = f"no tried phrasing of the right answer ({oracle.field!r}) earns the full reward, in {oracle.rows} rows"
-        yield Finding("right answer unpaid", text)
+        yield Finding("right answer rejected", text)
         return
     if oracle.suspect:
         yield Finding(
@@ -165,19 +160,19 @@ def unpaid(record: CheckResult) -> Iterator[Finding]:
             f"{oracle.solved} other rows do",
         )
     asked = oracle.phrasings.get(oracle.asked_for)
-    if asked is not None and not asked.full:
+    if asked is not None and not asked.full_rows:
         yield Finding(
-            "right answer unpaid",
+            "right answer rejected",
             f"the right answer as the prompt asks for it ({oracle.asked_for}) earns no full reward, in {asked.rows} rows; as "
-            f"{oracle.paid[0]} it does",
+            f"{oracle.accepted[0]} it does",
         )
     for name, rewards in oracle.others.items():
-        if rewards.full:
-            text = f"another row's answer ({name}) earns the full reward in {rewards.full} of {rewards.rows} rows"
-            yield Finding("wrong answer paid", text)
+        if rewards.full_rows:
+            text = f"another row's answer ({name}) earns the full reward in {rewards.full_rows} of {rewards.rows} rows"
+            yield Finding("wrong answer accepted", text)
 
 
-def unclean(record: CheckResult) -> Iterator[Finding]:
+def row_findings(record: CheckResult) -> Iterator[Finding]:
     """Equal rows, prompts that say their answer, and rows in two splits."""
     if (data := record.data) is None:
         return
@@ -194,7 +189,7 @@ def unclean(record: CheckResult) -> Iterator[Finding]:
         yield Finding("row in two splits", f"rows in several splits: {data.shared}: {groups}")
 
 
-def missed(record: CheckResult, thresholds: Thresholds) -> Iterator[str]:
+def unmet_thresholds(record: CheckResult, thresholds: Thresholds) -> Iterator[str]:
     """Every threshold that the record does not meet. What could not be measured meets none."""
     why = record.missing.get
     everything = why("all", "")
@@ -205,7 +200,7 @@ def missed(record: CheckResult, thresholds: Thresholds) -> Iterator[str]:
             yield f"--deterministic: not measured: {why('deterministic', everything)}"
         elif not record.deterministic.scored:
             yield "--deterministic: not measured: no scoring gives a reward"
-        yield from (f"--deterministic: {finding}" for finding in changing(record))
+        yield from (f"--deterministic: {finding}" for finding in changed_rewards(record))
     if (limit := thresholds.max_constant_reward) is not None:
         if record.trivial is None:
             yield f"--max-constant-reward: not measured: {why('trivial', everything)}"
@@ -214,13 +209,13 @@ def missed(record: CheckResult, thresholds: Thresholds) -> Iterator[str]:
             if lacking := {name: reason for name, reason in missing.items() if reason}:
                 names, (reason, *_) = ", ".join(lacking), lacking.values()
                 yield f"--max-constant-reward: not measured: {names} ({reason})"
-        yield from (f"--max-constant-reward {limit:g}: {finding}" for finding in constant(record, limit))
+        yield from (f"--max-constant-reward {limit:g}: {finding}" for finding in free_rewards(record, limit))
     if thresholds.honest:
         if record.failures is None:
             yield f"--honest: not measured: {why('failures', everything)}"
         elif not record.failures.cases:
             yield f"--honest: not measured: {next(iter(record.failures.missing.values()), '')}"
-        yield from (f"--honest: {finding}" for finding in dishonest(record))
+        yield from (f"--honest: {finding}" for finding in scored_failures(record))
     if (low := thresholds.min_oracle_reward) is not None:
         if record.oracle is None:
             yield f"--min-oracle-reward: not measured: {why('oracle', everything)}"
@@ -234,4 +229,4 @@ def missed(record: CheckResult, thresholds: Thresholds) -> Iterator[str]:
     if thresholds.clean_rows:
         if record.data is None:
             yield f"--clean-rows: not measured: {why('data', everything) or 'its rows were not read'}"
-        yield from (f"--clean-rows: {finding}" for finding in unclean(record))
+        yield from (f"--clean-rows: {finding}" for finding in row_findings(record))

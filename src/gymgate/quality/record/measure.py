@@ -7,16 +7,16 @@ import logging
 import os
 import platform
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from gymgate.gym.runtime.command import Progress
+from gymgate.quality.model import CheckResult
 from gymgate.quality.record import cost, deterministic, failures, oracle, policy, shape, trivial
-from gymgate.quality.record.bench import Bench, Unmeasured
-from gymgate.quality.record.sections import Section
+from gymgate.quality.record.context import MeasurementContext, Unmeasured
+from gymgate.quality.record.schema import Section
 
 logger = logging.getLogger(__name__)
 
-Measurement = Callable[[Bench], Awaitable[Section]]
+Measurement = Callable[[MeasurementContext], Awaitable[Section]]
 MEASUREMENTS: Mapping[str, Measurement] = {
     "shape": shape.measure,
     "deterministic": deterministic.measure,
@@ -29,27 +29,27 @@ MEASUREMENTS: Mapping[str, Measurement] = {
 """By the field of `CheckResult`, in the order in which they run."""
 
 
-async def measured(bench: Bench, progress: Progress) -> dict[str, Any]:
-    """Fields of the result; a section that takes longer than its share of the environment's time is left out."""
+async def measure_all(check: CheckResult, context: MeasurementContext, progress: Progress) -> CheckResult:
+    """Return the result with its sections. One that takes longer than its share of the environment's time is left out."""
     sections: dict[str, Section] = {}
     missing: dict[str, str] = {}
-    share = bench.request.timeout_s / len(MEASUREMENTS)
-    wanted = bench.request.sections or MEASUREMENTS
+    share = context.request.timeout_s / len(MEASUREMENTS)
+    wanted = context.request.sections or MEASUREMENTS
     for name, measure in MEASUREMENTS.items():
-        if name not in wanted or (name == "policy" and bench.request.policy is None):
+        if name not in wanted or (name == "policy" and context.request.policy is None):
             continue
         progress(f"measuring: {name}")
         try:
             async with asyncio.timeout(None if name == "policy" else share):
-                sections[name] = await measure(bench)
+                sections[name] = await measure(context)
         except Unmeasured as error:
             missing[name] = str(error)
         except TimeoutError:
             missing[name] = f"not done within {share:g} s"
         except Exception as error:  # of rows and records of any shape; the verdict does not depend on it
-            logger.exception("measuring %s of %s failed", name, bench.environment.name)
+            logger.exception("measuring %s of %s failed", name, context.environment.name)
             missing[name] = f"{type(error).__name__}: {error}"[:300]
-    return {**sections, "machine": machine(), "missing": missing}
+    return check.model_copy(update={**sections, "machine": machine(), "missing": missing})
 
 
 def machine() -> str:

@@ -7,7 +7,9 @@ import contextlib
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from gymgate.core import codec
@@ -15,8 +17,8 @@ from gymgate.core.config import POLICY
 from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.conversation import blocks_of, items_of
 from gymgate.quality.probe import cohort_size
-from gymgate.quality.record.bench import Bench, Subject, constant_policy, respond, reward_of
-from gymgate.quality.record.sections import Oracle, OracleReason, PhrasingRewards
+from gymgate.quality.record.context import MeasurementContext, ReplayCase, constant_policy, respond, reward_of
+from gymgate.quality.record.schema import Oracle, OracleReason, PhrasingRewards
 from gymgate.quality.recordings import RowData
 from gymgate.rollouts import Rollout
 from gymgate.rollouts.answers import DONE, NESTED_FIELDS, Calls, answer_of, calls_in
@@ -76,75 +78,116 @@ _ASKED = re.compile(
 """How prompts ask for an answer."""
 
 
-async def measure(bench: Bench) -> Oracle:
-    """Run up to `ROWS` rows with their right answer in every phrasing, and with another row's in each that is paid."""
-    if cohort_size(bench.config) > 1:
+@dataclass
+class RowTrial:
+    """A row whose right answer is tried in several phrasings."""
+
+    number: int
+    row: RowData
+    rewards: dict[Phrasing, float] = field(default_factory=dict)
+    """Rewards that count of its own answer."""
+    other_rewards: dict[Phrasing, float] = field(default_factory=dict)
+    """Rewards that count of another row's answer."""
+
+    @cached_property
+    def forms(self) -> Mapping[str, Answer]:
+        """See `forms_of`."""
+        return forms_of(self.row)
+
+    @cached_property
+    def requested(self) -> tuple[Phrasing, ...]:
+        """See `asked_for`."""
+        return asked_for(self.row)
+
+    @property
+    def name(self) -> str:
+        return f"row {self.number}"
+
+    @property
+    def best(self) -> float | None:
+        return max(self.rewards.values(), default=None)
+
+    def is_solved(self, full: float) -> bool:
+        return self.best is not None and self.best >= full
+
+    def first_attempts(self) -> list[Attempt]:
+        """Return its answer in the phrasings that its prompt asks for, and in those of the table."""
+        return self._attempts(dict.fromkeys((*self.requested, *PHRASINGS)), self.forms, self.rewards)
+
+    def further_attempts(self, phrasings: Iterable[Phrasing]) -> list[Attempt]:
+        """Return its answer in phrasings that another row's prompt asks for."""
+        untried = [each for each in phrasings if each not in (*self.requested, *PHRASINGS)]
+        return self._attempts(untried, self.forms, self.rewards)
+
+    def wrong_attempts(self, phrasings: Iterable[Phrasing], trials: Sequence[RowTrial]) -> list[Attempt]:
+        """Return the answer of another row, in phrasings in which its own can be said, too."""
+        wrong = _other(self.forms, [trial.forms for trial in trials if trial is not self])
+        sayable = [each for each in phrasings if each.form in self.forms]
+        return [] if wrong is None else self._attempts(sayable, wrong, self.other_rewards)
+
+    def _attempts(
+        self, phrasings: Iterable[Phrasing], forms: Mapping[str, Answer], rewards: dict[Phrasing, float]
+    ) -> list[Attempt]:
+        return [Attempt(self.row, each, forms, rewards) for each in phrasings if each.form in forms]
+
+
+class Attempt(NamedTuple):
+    """An answer to a row in one phrasing."""
+
+    row: RowData
+    phrasing: Phrasing
+    forms: Mapping[str, Answer]
+    rewards: dict[Phrasing, float]
+    """Gets the reward, if it counts."""
+
+
+async def measure(context: MeasurementContext) -> Oracle:
+    """Run up to `ROWS` rows with their right answer in every phrasing, and with another row's in each accepted one."""
+    if cohort_size(context.config) > 1:
         return Oracle(reason="scored against siblings")
-    rows = [(n, row, answer) for n, row in enumerate(bench.rows) if (answer := answer_of(row))][:ROWS]
-    if not rows:
-        return Oracle(reason=_why_unanswered(bench))
-    run = _Runs(bench)
-    forms = {n: forms_of(row) for n, row, _ in rows}
-    asked = {n: asked_for(row) for n, row, _ in rows}
-    tried = {
-        n: [each for each in dict.fromkeys((*asked[n], *PHRASINGS)) if each.form in forms[n]]
-        for n, _, _ in rows
-    }
-    own = await run.all([(n, row, each, forms[n]) for n, row, _ in rows for each in tried[n]])
-    if not run.counted:
-        judged = run.judged and "needs a judge"
-        return Oracle(
-            reason=judged or "other", detail="" if judged else run.first_error[:300], field=rows[0][2].field
-        )
-    full = max([1.0, *(each.recording.reward or 0.0 for each in bench.recorded)])
-    paid = _paid(own, full)
-    known = dict.fromkeys(each for n in tried for each in tried[n] if each.name in paid)
-    more = {n: [each for each in known if each not in tried[n] and each.form in forms[n]] for n in tried}
-    paid_elsewhere = await run.all([(n, row, each, forms[n]) for n, row, _ in rows for each in more[n]])
-    own = {name: {**rewards, **paid_elsewhere.get(name, {})} for name, rewards in own.items()}
-    tried = {n: [*tried[n], *more[n]] for n in tried}
-    wrong = {n: _other(forms[n], [other for m, other in forms.items() if m != n]) for n in forms}
-    others = await run.all(
-        [
-            (n, row, each, other)
-            for n, row, _ in rows
-            if (other := wrong[n]) is not None
-            for each in tried[n]
-            if each.name in paid and each.form in other
-        ]
-    )
-    best = {
-        n: max((rewards[n] for rewards in own.values() if n in rewards), default=None) for n, _, _ in rows
-    }
-    given = [reward for reward in best.values() if reward is not None]
-    unsolved = [n for n, reward in best.items() if reward is None or reward < full]
-    missing = {} if others or not paid else {"others": "no other answer of a row was scored"}
-    if unscored := [f"row {n}" for n, reward in best.items() if reward is None]:
+    trials = [RowTrial(number, row) for number, row in enumerate(context.rows) if answer_of(row)][:ROWS]
+    if not trials:
+        return Oracle(reason=_why_unanswered(context))
+    fields = Counter(answer.field for trial in trials if (answer := answer_of(trial.row)))
+    runs = _Runs(context)
+    await runs.all(attempt for trial in trials for attempt in trial.first_attempts())
+    if not runs.counted:
+        judged = runs.judged and "needs a judge"
+        detail = "" if judged else runs.first_error[:300]
+        return Oracle(reason=judged or "other", detail=detail, field=next(iter(fields)))
+    full = max([1.0, *(row.recording.reward or 0.0 for row in context.recorded)])
+    rewarded = [(phrasing, reward) for trial in trials for phrasing, reward in trial.rewards.items()]
+    accepted = list(dict.fromkeys(phrasing for phrasing, reward in rewarded if reward >= full))
+    await runs.all(attempt for trial in trials for attempt in trial.further_attempts(accepted))
+    await runs.all(attempt for trial in trials for attempt in trial.wrong_attempts(accepted, trials))
+    best = [trial.best for trial in trials if trial.best is not None]
+    unsolved = [trial for trial in trials if not trial.is_solved(full)]
+    others = _by_phrasing((trial.other_rewards for trial in trials), full)
+    missing = {} if others or not accepted else {"others": "no other answer of a row was scored"}
+    if unscored := [trial.name for trial in trials if trial.best is None]:
         missing["reward"] = f"no reward in any phrasing for {', '.join(unscored)}"
     return Oracle(
-        field=Counter(answer.field for _, _, answer in rows).most_common(1)[0][0],
-        asked_for=_most_asked(asked, tried, paid),
-        rows=len(rows),
-        solved=sum(reward >= full for reward in given),
+        field=fields.most_common(1)[0][0],
+        asked_for=_most_requested(trials, accepted),
+        rows=len(trials),
+        solved=len(trials) - len(unsolved),
         full=full,
-        reward=statistics.fmean(given),
-        phrasings={name: _count(rewards, full) for name, rewards in own.items()},
-        others={name: _count(rewards, full) for name, rewards in others.items()},
-        unsolved=tuple(f"row {n}" for n in unsolved),
-        suspect=tuple(f"row {n}" for n in _suspect(unsolved, asked)),
+        reward=statistics.fmean(best),
+        phrasings=_by_phrasing((trial.rewards for trial in trials), full),
+        others=others,
+        unsolved=tuple(trial.name for trial in unsolved),
+        suspect=tuple(trial.name for trial in _suspect(trials, full)),
         missing=missing,
     )
 
 
-def _paid(own: Mapping[str, Mapping[int, float]], full: float) -> set[str]:
-    """The phrasings that earn the full reward in a row."""
-    return {name for name, rewards in own.items() if any(reward >= full for reward in rewards.values())}
-
-
-def _suspect(unsolved: Sequence[int], asked: Mapping[int, Sequence[Phrasing]]) -> list[int]:
-    """The unsolved rows, fewer than half, that ask for the same as a solved one."""
-    solved = {tuple(phrasings) for n, phrasings in asked.items() if n not in unsolved}
-    return [n for n in unsolved if tuple(asked[n]) in solved] if 2 * len(unsolved) < len(asked) else []
+def _suspect(trials: Sequence[RowTrial], full: float) -> list[RowTrial]:
+    """Return the unsolved rows, fewer than half, that ask for the same as a solved one."""
+    solved = {trial.requested for trial in trials if trial.is_solved(full)}
+    unsolved = [trial for trial in trials if not trial.is_solved(full)]
+    return (
+        [trial for trial in unsolved if trial.requested in solved] if 2 * len(unsolved) < len(trials) else []
+    )
 
 
 def forms_of(row: RowData) -> Mapping[str, Answer]:
@@ -220,8 +263,8 @@ def calling_policy(calls: Calls, *, at_once: bool = False) -> PolicyCallable:
 class _Runs:
     """Runs rows in phrasings, several at once, without a judge unless the user named one."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, context: MeasurementContext) -> None:
+        self._context = context
         self._free = asyncio.Semaphore(AT_ONCE)
         self.counted = 0
         """Rollouts with a reward that counts."""
@@ -229,26 +272,23 @@ class _Runs:
         """Whether a judge was asked whose answer is not recorded."""
         self.first_error = "no rollout gave a reward"
 
-    async def all(
-        self, attempts: Sequence[tuple[int, RowData, Phrasing, Mapping[str, Answer]]]
-    ) -> dict[str, dict[int, float]]:
-        """The rewards that count, by the name of the phrasing and the number of the row."""
+    async def all(self, attempts: Iterable[Attempt]) -> None:
+        """Run attempts, and keep each reward that counts where its attempt says."""
+        listed = list(attempts)
         rewards = await asyncio.gather(
-            *(self._run(row, policy_of(phrasing, forms)) for _, row, phrasing, forms in attempts)
+            *(self._run(attempt.row, policy_of(attempt.phrasing, attempt.forms)) for attempt in listed)
         )
-        rewards_of: dict[str, dict[int, float]] = defaultdict(dict)
-        for (n, _, phrasing, _), reward in zip(attempts, rewards, strict=True):
+        for attempt, reward in zip(listed, rewards, strict=True):
             if reward is not None:
-                rewards_of[phrasing.name][n] = reward
-        return dict(rewards_of)
+                attempt.rewards[attempt.phrasing] = reward
 
     async def _run(self, row: RowData, policy: PolicyCallable) -> float | None:
         async with self._free:
-            rollout = await self._bench.run_without_judge(
-                Subject("oracle", row, lambda: policy), policy, timeout_s=TIMEOUT_S, max_calls=MAX_CALLS
+            rollout = await self._context.run_without_judge(
+                ReplayCase("oracle", row, lambda: policy), policy, timeout_s=TIMEOUT_S, max_calls=MAX_CALLS
             )
-        asked = any(call.model_server != POLICY for call in rollout.calls) or self._bench.judge.refused > 0
-        if asked and not self._bench.request.models:
+        asked = any(call.model_server != POLICY for call in rollout.calls) or self._context.judge.refused > 0
+        if asked and not self._context.request.models:
             self.judged = True
             return None
         return self._reward(rollout)
@@ -261,11 +301,11 @@ class _Runs:
         return reward
 
 
-def _why_unanswered(bench: Bench) -> OracleReason:
-    fields = {*bench.rows[0], *_inside(bench.rows[0])} if bench.rows else set()
+def _why_unanswered(context: MeasurementContext) -> OracleReason:
+    fields = {*context.rows[0], *_inside(context.rows[0])} if context.rows else set()
     if fields & _PROGRAMS:
         return "answer is a program or patch"
-    if fields & _JUDGED or bench.config.judges:
+    if fields & _JUDGED or context.config.judges:
         return "needs a judge"
     return "no answer in the rows"
 
@@ -304,21 +344,27 @@ def _texts(value: Any) -> Iterator[str]:
         yield text
 
 
-def _most_asked(
-    asked: Mapping[int, Sequence[Phrasing]], tried: Mapping[int, Sequence[Phrasing]], paid: set[str]
-) -> str:
-    """The phrasing that most prompts ask for; of its forms the one that is paid, else the first."""
-    names = [[phrasing.name for phrasing in asked[n] if phrasing in tried[n]] for n in asked]
-    chosen = [next((name for name in row if name in paid), row[0]) for row in names if row]
+def _most_requested(trials: Sequence[RowTrial], accepted: Sequence[Phrasing]) -> str:
+    """Return the phrasing that most prompts ask for; of its forms the accepted one, else the first."""
+    sayable = [[each for each in trial.requested if each.form in trial.forms] for trial in trials]
+    chosen = [next((each for each in row if each in accepted), row[0]).name for row in sayable if row]
     return Counter(chosen).most_common(1)[0][0] if chosen else ""
 
 
-def _count(rewards: Mapping[int, float], full: float) -> PhrasingRewards:
-    values = rewards.values()
+def _by_phrasing(trials: Iterable[Mapping[Phrasing, float]], full: float) -> dict[str, PhrasingRewards]:
+    """Count the rows by reward, for the name of each phrasing."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for trial in trials:
+        for phrasing, reward in trial.items():
+            rewards[phrasing.name].append(reward)
+    return {name: _count(values, full) for name, values in rewards.items()}
+
+
+def _count(rewards: Sequence[float], full: float) -> PhrasingRewards:
     return PhrasingRewards(
-        rows=len(values),
-        full=sum(reward >= full for reward in values),
-        part=sum(0 < reward < full for reward in values),
-        none=sum(reward <= 0 for reward in values),
-        mean=statistics.fmean(values),
+        rows=len(rewards),
+        full_rows=sum(reward >= full for reward in rewards),
+        partial_rows=sum(0 < reward < full for reward in rewards),
+        zero_rows=sum(reward <= 0 for reward in rewards),
+        mean=statistics.fmean(rewards),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime
 
-from gymgate.quality.record.bench import Bench, Unmeasured, reward_of
-from gymgate.quality.record.sections import PolicyRewards
+from gymgate.quality.record.context import MeasurementContext, Unmeasured, reward_of
+from gymgate.quality.record.schema import PolicyRewards
 from gymgate.quality.recordings import RowData
 from gymgate.rollouts import Rollout
 from gymgate.runs.statistics import clustered_error, mean
@@ -14,26 +14,26 @@ from gymgate.runs.statistics import clustered_error, mean
 AT_ONCE = 8
 
 
-async def measure(bench: Bench) -> PolicyRewards:
-    endpoint, rows = bench.request.policy, bench.rows[: bench.request.policy_rows]
+async def measure(context: MeasurementContext) -> PolicyRewards:
+    endpoint, rows = context.request.policy, context.rows[: context.request.policy_rows]
     if endpoint is None:
         raise Unmeasured("no endpoint was given (-b)")
-    bench.refuse_cohorts()
+    context.refuse_cohorts()
     if not rows:
         raise Unmeasured("it has no packaged rows")
-    bench.judge.begin(None)
+    context.judge.begin(None)
     free = asyncio.Semaphore(AT_ONCE)
 
     async def run(row: RowData) -> Rollout:
         async with free:
-            return await bench.replayer.run(row, endpoint.resolved())
+            return await context.replayer.run(row, endpoint.resolved())
 
     async def run_repeats(row: RowData) -> list[Rollout]:
         return await asyncio.gather(*(run(row) for _ in range(repeats)))
 
-    repeats = bench.request.policy_repeats
+    repeats = context.request.policy_repeats
     groups = await asyncio.gather(*map(run_repeats, rows))
-    if bench.judge.refused:
+    if context.judge.refused:
         raise Unmeasured("its judge was asked; give its endpoint with `--judge`")
     rollouts = [rollout for group in groups for rollout in group]
     by_row = [[reward for rollout in group if (reward := reward_of(rollout)) is not None] for group in groups]
@@ -48,7 +48,7 @@ async def measure(bench: Bench) -> PolicyRewards:
         sampling=dict(endpoint.sampling),
         rows=len(rows),
         repeats=repeats,
-        timeout_s=bench.request.row_timeout_s,
+        timeout_s=context.request.row_timeout_s,
         scored=len(rewards),
         pass_at_1=mean(rewards),
         standard_error=clustered_error(by_row),

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gymgate.gateway.replay.recording import Recording
-from gymgate.quality.record.bench import Bench
-from gymgate.quality.record.sections import Shape
+from gymgate.quality.record.context import MeasurementContext
+from gymgate.quality.record.schema import Shape
 
 DIFFERENT = 10
 """Rewards that are counted each; more are counted in as many equal ranges."""
 
 
-async def measure(bench: Bench) -> Shape:
-    recordings = [row.recording for row in bench.recorded]
+async def measure(context: MeasurementContext) -> Shape:
+    recordings = [row.recording for row in context.recorded]
     turns = [len(recording.steps) for recording in recordings if recording.steps]
     calls = [recording.tool_calls for recording in recordings if recording.steps]
     tokens = {name: _tokens(recordings, name) for name in ("input_tokens", "output_tokens")}
@@ -29,7 +29,7 @@ async def measure(bench: Bench) -> Shape:
     elif len(rewards) == 1:
         missing["reward_deviation"] = "a single recorded reward"
     return Shape(
-        rows=len(bench.rows),
+        rows=len(context.rows),
         recordings=len(recordings),
         turns=_mean(turns),
         most_turns=max(turns, default=None),

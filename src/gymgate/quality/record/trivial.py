@@ -9,64 +9,66 @@ from typing import Any
 from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.conversation import blocks_of, items_of
 from gymgate.quality.probe import IGNORANT
-from gymgate.quality.record.bench import (
+from gymgate.quality.record.context import (
     MAX_CALLS,
-    Bench,
-    Subject,
+    MeasurementContext,
+    ReplayCase,
     Unmeasured,
     computed_policy,
     constant_policy,
     reward_of,
 )
-from gymgate.quality.record.sections import ANSWERS, NO_REWARD, AnswerRewards, Trivial
+from gymgate.quality.record.schema import ANSWERS, NO_REWARD, AnswerRewards, Trivial
 from gymgate.quality.recordings import RecordedRow
 
 ROWS = 10
 
 
-async def measure(bench: Bench) -> Trivial:
-    bench.refuse_cohorts()
-    subjects = list(_rows(bench))
-    if not subjects:
+async def measure(context: MeasurementContext) -> Trivial:
+    context.refuse_cohorts()
+    replays = list(_rows(context))
+    if not replays:
         raise Unmeasured("it has no rows")
     answers: dict[str, AnswerRewards] = {}
     missing: dict[str, str] = {}
     for name in ANSWERS:
         policies = [
-            (subject, policy) for subject in subjects if (policy := _policy(name, subject, bench.recorded))
+            (replay, policy) for replay in replays if (policy := _policy(name, replay, context.recorded))
         ]
         if not policies:
             missing[name] = "no other row has a recorded answer with a reward above 0"
-        elif isinstance(outcome := await _rewards(bench, policies), AnswerRewards):
+        elif isinstance(outcome := await _rewards(context, policies), AnswerRewards):
             answers[name] = outcome
         else:
             missing[name] = outcome
-    recorded = [row.recording.reward for row in bench.recorded if row.recording.reward is not None]
+    recorded = [row.recording.reward for row in context.recorded if row.recording.reward is not None]
     return Trivial(
         recorded_mean=statistics.fmean(recorded) if recorded else None, answers=answers, missing=missing
     )
 
 
-def _rows(bench: Bench) -> Iterator[Subject]:
+def _rows(context: MeasurementContext) -> Iterator[ReplayCase]:
     """The recorded rows, each once, then packaged ones: up to `ROWS`."""
     seen: list[Any] = []
-    for each in bench.recorded:
+    for each in context.recorded:
         if each.row not in seen and len(seen) < ROWS and each.recording.turns:
             seen.append(each.row)
-            yield bench.subject(each)
-    for row in bench.rows:
+            yield context.replay_of(each)
+    for row in context.rows:
         if row not in seen and len(seen) < ROWS:
             seen.append(row)
-            yield Subject("row", row, lambda: constant_policy(""))
+            yield ReplayCase("row", row, lambda: constant_policy(""))
 
 
-async def _rewards(bench: Bench, policies: list[tuple[Subject, PolicyCallable]]) -> AnswerRewards | str:
+async def _rewards(
+    context: MeasurementContext, policies: list[tuple[ReplayCase, PolicyCallable]]
+) -> AnswerRewards | str:
     """The rewards; why there are none, such as a judge that has no answer."""
     rewards: list[float] = []
     limited = False
-    for subject, policy in policies:
-        rollout = await bench.run_without_judge(subject, policy, max_calls=MAX_CALLS)
-        if (reason := bench.unjudged) is not None:
+    for replay, policy in policies:
+        rollout = await context.run_without_judge(replay, policy, max_calls=MAX_CALLS)
+        if (reason := context.judge_problem) is not None:
             return reason
         limited = limited or rollout.limit is not None
         if (reward := reward_of(rollout)) is not None:
@@ -82,14 +84,14 @@ async def _rewards(bench: Bench, policies: list[tuple[Subject, PolicyCallable]])
     )
 
 
-def _policy(name: str, subject: Subject, recorded: list[RecordedRow] | Any) -> PolicyCallable | None:
+def _policy(name: str, replay: ReplayCase, recorded: list[RecordedRow] | Any) -> PolicyCallable | None:
     if name == "empty":
         return constant_policy("")
     if name == "fixed sentence":
         return constant_policy(IGNORANT)
     if name == "the prompt":
         return computed_policy(_prompt)
-    prompt = _prompt(subject.row["responses_create_params"])
+    prompt = _prompt(replay.row["responses_create_params"])
     others = [
         (row.recording.reward, text)
         for row in recorded

@@ -9,12 +9,15 @@ from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import EnvConfig, Environment
 from gymgate.integrations.openenv.episode import MAX_STEPS, Episode, GymnasiumEpisode, ToolEpisode
 
-PLAYABLE: Mapping[str, type[Episode]] = {"simple_agent": ToolEpisode, "gymnasium_agent": GymnasiumEpisode}
+STEPWISE_AGENTS: Mapping[str, type[Episode]] = {
+    "simple_agent": ToolEpisode,
+    "gymnasium_agent": GymnasiumEpisode,
+}
 """Agents in whose place a client can play."""
 
 
 @dataclass(frozen=True)
-class Playable:
+class StepwiseEnvironment:
     """An environment whose agent's part a client can play."""
 
     name: str
@@ -26,7 +29,9 @@ class Playable:
     max_steps: int
 
 
-def playable(environment: Environment, config: EnvConfig, agent: str | None = None) -> Playable:
+def stepwise_environment(
+    environment: Environment, config: EnvConfig, agent: str | None = None
+) -> StepwiseEnvironment:
     """Return how a client plays an environment. Raises `ConfigError`, with the reason, if its agent is more than a loop.
 
     `agent` is an instance name; the default is the config's first agent.
@@ -40,10 +45,10 @@ def playable(environment: Environment, config: EnvConfig, agent: str | None = No
             f"environment {environment.name!r} has no agent {agent!r}; available: {', '.join(agents)}"
         )
     chosen = agents[agent] if agent else next(iter(agents.values()))
-    if chosen.type not in PLAYABLE:
+    if chosen.type not in STEPWISE_AGENTS:
         raise ConfigError(
             f"{refused} its agent {chosen.name!r} is a {chosen.type!r}, which runs its own loop; only a client of "
-            f"{' or '.join(PLAYABLE)} can play the agent's part"
+            f"{' or '.join(STEPWISE_AGENTS)} can play the agent's part"
         )
     if config.judges:
         judges = ", ".join(sorted(config.judges))
@@ -51,10 +56,10 @@ def playable(environment: Environment, config: EnvConfig, agent: str | None = No
     if chosen.block.get("skip_verification") or not chosen.resources_server:
         raise ConfigError(f"{refused} its agent {chosen.name!r} has no resources server that scores it")
     max_steps = chosen.block.get("max_steps")
-    return Playable(
+    return StepwiseEnvironment(
         environment.name,
         chosen.name,
         chosen.resources_server,
-        PLAYABLE[chosen.type],
+        STEPWISE_AGENTS[chosen.type],
         max_steps if isinstance(max_steps, int) else MAX_STEPS,
     )

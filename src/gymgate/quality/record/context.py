@@ -1,4 +1,4 @@
-"""The bench of the measurements: a running environment, rollouts that can be run again, and its processes."""
+"""The context of the measurements: a running environment, rollouts that can be run again, and its processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gymgate.rollouts import Rollout, outcome_of
 from gymgate.stack import Stack
 from gymgate.stack.workers import workers_of
 
-SUBJECTS = 20
+MAX_REPLAYS = 20
 """Rollouts that are run again and again, at most."""
 MAX_CALLS = 20
 """Policy calls of a rollout whose answers are not recorded."""
@@ -39,7 +39,7 @@ class Unmeasured(Exception):
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReplayCase:
     """A rollout that can be run again: a row, and the policy's answers."""
 
     name: str
@@ -54,7 +54,7 @@ class Subject:
 
 
 @dataclass
-class Bench:
+class MeasurementContext:
     """A running environment after its recordings were replayed."""
 
     stack: Stack
@@ -66,9 +66,9 @@ class Bench:
     recorded: Sequence[RecordedRow]
     results: Sequence[RowResult]
     ready_s: float
-    asked_judge: bool = False
-    """Whether a recorded judge was asked since the bench was made."""
-    asked_own_judge: bool = False
+    has_recorded_judge: bool = False
+    """Whether a recorded judge was asked since the context was made."""
+    policy_was_judge: bool = False
     """Whether the policy's own model was asked as the judge of the last rollout."""
     judged_itself: bool = False
     """Whether that was a made-up policy."""
@@ -80,18 +80,18 @@ class Bench:
         return packaged_rows(self.environment, config=self.config)
 
     @cached_property
-    def subjects(self) -> list[Subject]:
+    def replays(self) -> list[ReplayCase]:
         """The recorded rollouts that got a reward; if there are none, packaged rows with one fixed answer."""
         self.refuse_cohorts()
         pairs = zip(self.recorded, self.results, strict=False)
-        subjects = [
-            replace(self.subject(recorded), replayed=None if result.status == "masked" else result.reward)
+        replays = [
+            replace(self.replay_of(recorded), replayed=None if result.status == "masked" else result.reward)
             for recorded, result in pairs
             if result.rewarded
         ]
-        if not subjects and self.replayer.probe.rewarded:
-            subjects = [
-                Subject(
+        if not replays and self.replayer.probe.rewarded:
+            replays = [
+                ReplayCase(
                     f"row {n}",
                     row,
                     partial(constant_policy, IGNORANT),
@@ -99,56 +99,56 @@ class Bench:
                 )
                 for n, row in enumerate(self.rows)
             ]
-        if not subjects:
+        if not replays:
             raise Unmeasured("no rollout of it gets a reward here")
-        return subjects[:SUBJECTS]
+        return replays[:MAX_REPLAYS]
 
     def refuse_cohorts(self) -> None:
         """Raise `Unmeasured` if the environment scores rollouts against each other."""
         if cohort_size(self.config) > 1:
             raise Unmeasured("its rollouts are scored against each other")
 
-    def subject(self, recorded: RecordedRow) -> Subject:
-        return Subject(
+    def replay_of(self, recorded: RecordedRow) -> ReplayCase:
+        return ReplayCase(
             recorded.name, recorded.row, partial(self.replayer.policy_for, recorded.recording), recorded
         )
 
-    async def run(self, subject: Subject, policy: PolicyCallable | None = None, **limits: Any) -> Rollout:
+    async def run(self, replay: ReplayCase, policy: PolicyCallable | None = None, **limits: Any) -> Rollout:
         """Run it alone, with its recorded judge."""
-        record = subject.recorded.recording.raw if subject.recorded else None
-        self.judge.begin(record, stand_in=subject.stand_in)
-        return await self._run(subject, policy, **limits)
+        record = replay.recorded.recording.raw if replay.recorded else None
+        self.judge.begin(record, stand_in=replay.stand_in)
+        return await self._run(replay, policy, **limits)
 
     async def run_without_judge(
-        self, subject: Subject, policy: PolicyCallable | None = None, **limits: Any
+        self, replay: ReplayCase, policy: PolicyCallable | None = None, **limits: Any
     ) -> Rollout:
         """Run it alone, with a judge that has no answers."""
         self.judge.begin(None)
-        return await self._run(subject, policy, **limits)
+        return await self._run(replay, policy, **limits)
 
-    async def run_all(self, subjects: Sequence[Subject], at_once: int) -> list[Rollout]:
+    async def run_all(self, replays: Sequence[ReplayCase], at_once: int) -> list[Rollout]:
         """Run them with so many at once, without a judge or with the stand-in for it."""
-        self.judge.begin(None, stand_in=any(subject.stand_in for subject in subjects))
+        self.judge.begin(None, stand_in=any(replay.stand_in for replay in replays))
         free = asyncio.Semaphore(at_once)
 
-        async def run(subject: Subject) -> Rollout:
+        async def run(replay: ReplayCase) -> Rollout:
             async with free:
-                return await self._run(subject, None)
+                return await self._run(replay, None)
 
-        return await asyncio.gather(*map(run, subjects))
+        return await asyncio.gather(*map(run, replays))
 
-    async def _run(self, subject: Subject, policy: PolicyCallable | None, **limits: Any) -> Rollout:
-        agent = subject.recorded.agent if subject.recorded else None
-        with self._serve(policy or subject.policy()) as endpoint:
-            rollout = await self.replayer.run(subject.row, endpoint, agent, **limits)
-        self.asked_judge = self.asked_judge or self.judge.judged_by == "recorded"
-        is_made_up = policy is not None or subject.recorded is None
-        self.asked_own_judge = any(call.model_server == POLICY_AS_JUDGE for call in rollout.calls)
-        self.judged_itself = self.asked_own_judge and is_made_up
+    async def _run(self, replay: ReplayCase, policy: PolicyCallable | None, **limits: Any) -> Rollout:
+        agent = replay.recorded.agent if replay.recorded else None
+        with self._serve(policy or replay.policy()) as endpoint:
+            rollout = await self.replayer.run(replay.row, endpoint, agent, **limits)
+        self.has_recorded_judge = self.has_recorded_judge or self.judge.judged_by == "recorded"
+        is_made_up = policy is not None or replay.recorded is None
+        self.policy_was_judge = any(call.model_server == POLICY_AS_JUDGE for call in rollout.calls)
+        self.judged_itself = self.policy_was_judge and is_made_up
         return rollout
 
     @property
-    def unjudged(self) -> str | None:
+    def judge_problem(self) -> str | None:
         """Why the last rollout has no judgement that means anything; `None` if it has one, or needs none."""
         if self.judged_itself:
             return OWN_JUDGE

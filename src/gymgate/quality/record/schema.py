@@ -226,9 +226,10 @@ class PhrasingRewards(Config):
 
     rows: int
     """Rows that gave a reward."""
-    full: int
-    part: int
-    none: int
+    full_rows: int
+    """Rows with the full reward."""
+    partial_rows: int
+    zero_rows: int
     mean: float
 
 
@@ -262,14 +263,16 @@ class Oracle(Section):
     answer may be wrong."""
 
     def __str__(self) -> str:
-        """In one line: `pays for \\boxed{answer}; 10 of 10 rows solvable`."""
+        """In one line: `accepts \\boxed{answer}; 10 of 10 rows solvable`."""
         if self.reason is not None:
             return f"not tried ({self.reason}{f': {self.detail}' if self.detail else ''})"
-        paid = f"pays for {self.paid[0]}" if self.paid else f"no phrasing of {self.field!r} is paid"
-        return f"{paid}; {self.solved} of {self.rows} rows solvable"
+        phrasing = (
+            f"accepts {self.accepted[0]}" if self.accepted else f"accepts no phrasing of {self.field!r}"
+        )
+        return f"{phrasing}; {self.solved} of {self.rows} rows solvable"
 
     @property
-    def paid(self) -> list[str]:
+    def accepted(self) -> list[str]:
         """Phrasings that earn the full reward in most rows, the one that the prompt asks for first."""
-        full = {name: each.full for name, each in self.phrasings.items() if each.full}
+        full = {name: rewards.full_rows for name, rewards in self.phrasings.items() if rewards.full_rows}
         return sorted(full, key=lambda name: (name != self.asked_for, -full[name]))
