@@ -44,6 +44,13 @@ def test_same_dialect_is_the_same_object() -> None:
     assert translate_answer(given, {}, "chat", "chat") is given
 
 
+def test_the_model_s_own_finish_reason_stays() -> None:
+    """OpenRouter and others add it to a choice; NeMo Gym 0.7.0 has it at the top of the response."""
+    response = answer({"content": "x"}, "content_filter", native_finish_reason="refusal")
+    assert response["native_finish_reason"] == "refusal"
+    assert "native_finish_reason" not in answer({"content": "x"})
+
+
 def test_roles_and_instructions() -> None:
     said = messages(
         {"role": "developer", "content": "dev"},

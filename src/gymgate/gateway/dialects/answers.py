@@ -138,11 +138,14 @@ def read_content(answer: Json) -> AnswerContent:
 
 def chat_answer_to_responses(answer: Json, content: AnswerContent, usage: Usage, request: Json) -> Json:
     """Make the Responses object for a checked chat answer to `request` (the agent's Responses request)."""
-    reason = _INCOMPLETE.get(content.finish_reason)
-    logprobs = _output_logprobs(answer["choices"][0].get("logprobs")) if wants_logprobs(request) else None
+    choice, reason = answer["choices"][0], _INCOMPLETE.get(content.finish_reason)
+    logprobs = _output_logprobs(choice.get("logprobs")) if wants_logprobs(request) else None
     status = "incomplete" if reason else "completed"
+    # Where a service stands between, what the model itself said; NeMo Gym has it in the same place.
+    native = choice.get("native_finish_reason")
     return {
         **response_object(_output(content, logprobs, status), request),
+        **({} if native is None else {"native_finish_reason": str(native)}),
         # An integer: verifiers and others refuse a fraction.
         "created_at": _seconds(answer.get("created")),
         "status": status,
