@@ -181,7 +181,7 @@ BROKEN = {
         "before the whole answer",
     ),
     "nothing": (b"", "before the whole answer"),
-    "not HTTP": (b"220 mail.example ESMTP close\r\n", "not HTTP"),
+    "not HTTP": (b"220 mail.example ESMTP close\r\n", "malformed"),
     "endless header": (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "bytes of headers"),
 }
 

@@ -19,23 +19,20 @@ MAX_DEPTH = 200
 """Levels of nesting that `loads` accepts. orjson writes 254; the rest is for what a record wraps around a body."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _LEVELS_LEFT = 254 - MAX_DEPTH
-_NO_OPENINGS = bytes(byte for byte in range(256) if byte not in b"[{")
+_NO_STRUCTURE = bytes(byte for byte in range(256) if byte not in b",[{")
 
 MAX_VALUES = 2 << 20
 """Values in one body from outside: one of two bytes takes up to a hundred in memory, and so many half a second."""
-_SURELY_FEW = 1 << 20
-"""Bytes of a body whose values need no counting."""
 MAX_SLOW_VALUES = 1 << 19
 """Values in one body from outside that the standard library reads, which takes ten times as long as orjson."""
 
-_DIGITS_TO_ZERO = bytes(
-    0x30 if 0x30 <= byte <= 0x39 else byte if byte == ord(".") else 0x20 for byte in range(256)
-)
-_LONG_INTEGER = b" " + b"0" * 19
-"""Searched for after every digit became a zero and everything else but a point a space, which no fraction matches."""
-_DIGITS_ALONE = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
-_LONG_NUMBER = b"0" * 19
-"""Searched for first, points being spaces too: four times as fast, since the search can skip what is no digit."""
+
+def _digits_marked(others: bytes) -> bytes:
+    """A table for `bytes.translate` that makes every digit a zero, keeps `others`, and makes everything else a space."""
+    return bytes(0x30 if byte in b"0123456789" else byte if byte in others else 0x20 for byte in range(256))
+
+
+_DIGITS, _DIGITS_AND_POINTS = _digits_marked(b""), _digits_marked(b".")
 
 
 Verbatim = orjson.Fragment
@@ -57,9 +54,7 @@ def loads(data: bytes) -> Any:
 
 def loads_own(data: bytes, *, only_fast: bool = False) -> Any:
     """Parse what `dumps` wrote around values that `loads` accepted, or text inside of one: strict JSON, nested as it is."""
-    holds_long = _LONG_NUMBER in data.translate(_DIGITS_ALONE) and _LONG_INTEGER in data.translate(
-        _DIGITS_TO_ZERO
-    )
+    holds_long = _may_hold_long_integer(data)
     if holds_long and only_fast:
         raise _too_slow()
     value = orjson.loads(data)
@@ -69,6 +64,15 @@ def loads_own(data: bytes, *, only_fast: bool = False) -> Any:
         return json.loads(data)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _may_hold_long_integer(data: bytes) -> bool:
+    """Whether 19 digits follow each other, as in every integer beyond 64 bits, and no point stands before them.
+
+    Logprobs close to 0 have as many digits after their point, and the standard library must not read those. The first look
+    takes no account of points, so that the search can skip whatever is no digit: four times as fast.
+    """
+    return b"0" * 19 in data.translate(_DIGITS) and b" " + b"0" * 19 in data.translate(_DIGITS_AND_POINTS)
 
 
 def loads_object(line: bytes) -> dict[str, Any]:
@@ -82,34 +86,40 @@ def loads_object(line: bytes) -> dict[str, Any]:
     return value
 
 
-def parse(data: bytes, *, only_fast: bool = False) -> tuple[Any, bytes]:
-    """As `loads`, with the bytes of exactly this value: `data`, or a new document where something was replaced.
+def parse(data: bytes) -> tuple[Any, bytes]:
+    """As `loads`, with the bytes of exactly this value: `data`, or a new document where something was replaced."""
+    return _parse(data, data.translate(None, _NO_STRUCTURE))
 
-    With `only_fast`, raises `TooLargeError` where the standard library would have to read the document.
+
+def parse_bounded(data: bytes, *, values_before: int = 0) -> tuple[Any, bytes]:
+    """As `parse`; raises `TooLargeError` for more than `MAX_VALUES` values, before it parses them.
+
+    A body that orjson does not read as it is may hold `MAX_SLOW_VALUES`. `values_before` are counted too.
     """
+    structure = data.translate(None, _NO_STRUCTURE)
+    values = values_before + len(structure)
+    if values > MAX_VALUES:
+        raise TooLargeError(f"has more than {MAX_VALUES} values")
+    return _parse(data, structure, only_fast=values > MAX_SLOW_VALUES)
+
+
+def count_values(data: bytes) -> int:
+    """Return at least how many values a document has: every comma and opening bracket, those in texts too."""
+    return len(data.translate(None, _NO_STRUCTURE))
+
+
+def _parse(data: bytes, structure: bytes, *, only_fast: bool = False) -> tuple[Any, bytes]:
+    """Parse `data`, whose commas and opening brackets are `structure`. `only_fast`: not by the standard library."""
     try:
         value, lenient = loads_own(data, only_fast=only_fast), False
     except orjson.JSONDecodeError:
         if only_fast:
             raise _too_slow() from None
         value, lenient = _loads_leniently(data), True
-    # Values nested so deep have as many brackets, and few bodies do. Counting those of texts too costs a third of a dump.
-    if len(data) > 2 * MAX_DEPTH and len(data.translate(None, _NO_OPENINGS)) > MAX_DEPTH and _is_deep(value):
+    # Values nested so deep have as many brackets, and few bodies do.
+    if len(structure) - structure.count(b",") > MAX_DEPTH and _is_deep(value):
         raise ValueError(f"nested more than {MAX_DEPTH} levels")
     return value, dumps(value) if lenient else data
-
-
-def parse_bounded(data: bytes) -> tuple[Any, bytes]:
-    """As `parse`; raises `TooLargeError` for more than `MAX_VALUES` values, before it parses them.
-
-    A body that orjson does not read as it is may hold `MAX_SLOW_VALUES`.
-    """
-    values = 0
-    if len(data) > _SURELY_FEW:
-        values = data.count(b",") + data.count(b"{") + data.count(b"[")
-    if values > MAX_VALUES:
-        raise TooLargeError(f"holds more than {MAX_VALUES} values")
-    return parse(data, only_fast=values > MAX_SLOW_VALUES)
 
 
 def dumps(value: Any, *, sort_keys: bool = False, indent: bool = False) -> bytes:
@@ -149,7 +159,7 @@ def clean_text(text: str) -> str:
 
 def _too_slow() -> TooLargeError:
     return TooLargeError(
-        f"holds more than {MAX_SLOW_VALUES} values and is no strict JSON without integers beyond 64 bits"
+        f"has more than {MAX_SLOW_VALUES} values and needs the slow parser (NaN, integers beyond 64 bits)"
     )
 
 

@@ -7,11 +7,11 @@
 A request uses an idle connection to the same server or a new one, and the whole answer comes back. There are no cookies,
 redirects or streams. httptools (llhttp, which Node and uvicorn use) parses the answers.
 
-Rollouts must not mix, and HTTP/1.1 does not say which request an answer belongs to. So a connection on which bytes wait is
-not used, an answer that was sent before a byte of its request had reached the other machine is refused, and a server that once
-sent an answer too many gets a new connection for each request. (aiohttp's client does none of this.) Whatever a server sends is
-bounded. A request has arrived once the server's kernel has it, on this machine at once. Whether the server has read it before
-it answers is not to be seen.
+An answer must never reach another rollout, and HTTP/1.1 does not say which request an answer belongs to. So a connection on
+which bytes wait is not used, an answer that was sent before a byte of its request had reached the other machine is refused,
+and a server that once sent an answer too many gets a new connection for each request. (aiohttp's client does none of this.)
+Whatever a server sends is bounded. A request has arrived once the server's kernel has it, on this machine at once. Whether the
+server has read it before it answers is not to be seen.
 """
 
 from __future__ import annotations
@@ -438,7 +438,7 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             refused = error.__context__ if isinstance(error.__context__, HTTPFailure) else None
-            self._fail(refused or DroppedError(f"answered what is not HTTP: {error}"))
+            self._fail(refused or DroppedError(f"sent a malformed HTTP response: {error}"))
             return
         beside = self._received - self._size
         if beside > (MAX_FRAMING if self._status >= 200 else MAX_HEAD):

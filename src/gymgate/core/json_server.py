@@ -167,7 +167,7 @@ async def probe(url: str, client: HTTPClient, headers: Mapping[str, str] | None 
 
 
 def listed_models(answer: Response) -> list[dict[str, Any]] | None:
-    """Return the models that an answer to the request for `/models` lists; `None` if it is no such list."""
+    """Return the models that an answer to the request for `/models` lists, or `None` if the answer is not a model list."""
     if answer.status != 200:
         return None
     try:

@@ -19,7 +19,7 @@ _SECRET = re.compile(
 )
 """What may be a secret, by its name."""
 _COUNT = re.compile(r"tokens?[\d_-]*$", re.IGNORECASE)
-"""Of these a number is none: `max_tokens`."""
+"""A number so named is no secret: `max_tokens`."""
 LOGIN = re.compile(r"(?<=//)[^/?#\s]+@")
 """Name and password in a URL."""
 _PARAMETER = re.compile(r"(?i)(?<=[?&])([\w-]*(?:key|token|secret|password|auth)=)[^&#\s]+")
