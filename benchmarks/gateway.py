@@ -31,8 +31,8 @@ from benchmarks.litellm_proxy import litellm_proxy
 from benchmarks.machine import describe, print_table
 from benchmarks.progress import Steps
 from gymgate.core.config import HTTPEndpoint
-from gymgate.gateway.limits import relax_collector
 from gymgate.gateway.server import Gateway
+from gymgate.gateway.serving_process import relax_collector
 
 ROUTES = 500
 CONCURRENCY = 64

@@ -32,7 +32,7 @@ from benchmarks.delayed_policy import delayed_policy, make_plan, row_with
 from benchmarks.machine import cpu_s, descendants, describe, numbers, print_table, pss_mb
 from benchmarks.progress import Steps, say
 from gymgate.core.config import HTTPEndpoint, RuntimeConfig, StackConfig
-from gymgate.gateway.limits import raise_file_limit
+from gymgate.gateway.serving_process import raise_file_limit
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire

@@ -14,10 +14,10 @@ from typing import cast
 import aiohttp
 import pytest
 
-from gymgate.gateway import handler, senders
+from gymgate.gateway import handler, socket_owners
 from gymgate.gateway.requests import METADATA_KEY
-from gymgate.gateway.senders import Sender, sender_of
 from gymgate.gateway.server import Gateway
+from gymgate.gateway.socket_owners import Sender, sender_of
 from support.upstream import RawConnection, Upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -108,10 +108,10 @@ async def test_the_owner_of_a_connection_is_found(
 ) -> None:
     """In either way; where the kernel answers no netlink, from its tables in /proc."""
     asked: list[str] = []
-    by_proc = senders._by_proc
-    monkeypatch.setattr(senders, "_by_proc", lambda *given: asked.append("proc") or by_proc(*given))
+    by_proc = socket_owners._by_proc
+    monkeypatch.setattr(socket_owners, "_by_proc", lambda *given: asked.append("proc") or by_proc(*given))
     if way == "proc":
-        monkeypatch.setattr(senders, "_NETLINK_SOCK_DIAG", 99)
+        monkeypatch.setattr(socket_owners, "_NETLINK_SOCK_DIAG", 99)
     senders_seen: list[Sender | None] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -150,7 +150,7 @@ async def test_a_key_that_dies_while_its_body_arrives_opens_nothing(
 def test_a_socket_that_is_closed_has_no_owner(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel calls its user 0, which is root."""
     if way == "proc":
-        monkeypatch.setattr(senders, "_NETLINK_SOCK_DIAG", 99)
+        monkeypatch.setattr(socket_owners, "_NETLINK_SOCK_DIAG", 99)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sending = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()

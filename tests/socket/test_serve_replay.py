@@ -18,7 +18,7 @@ import pytest
 
 from gymgate.cli.serve import ReplayServer
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.gateway.serve import serve_replay
+from gymgate.gateway.replay.server import serve_replay
 
 QUESTION = "what is the weather?"
 CALL = {

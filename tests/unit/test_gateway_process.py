@@ -9,7 +9,7 @@ from yarl import URL
 
 from gymgate.core import http_client, retrying
 from gymgate.core.errors import PolicyError
-from gymgate.gateway.limits import raise_file_limit
+from gymgate.gateway.serving_process import raise_file_limit
 
 PROXIED = {
     "http://127.0.0.1:8000/v1": None,

@@ -50,7 +50,7 @@ async def _serve(
     paths: Sequence[str], on_ready: Callable[[str], None], until: asyncio.Event | None = None, **where: Any
 ) -> None:
     """Serve until the event, or until this is cancelled; `on_ready` gets the base URL."""
-    from gymgate.gateway.serve import serve_replay
+    from gymgate.gateway.replay.server import serve_replay
 
     async with serve_replay(paths, **where) as base_url:
         on_ready(base_url)

@@ -30,7 +30,7 @@ from gymgate.gateway.requests import (
 )
 from gymgate.gateway.retries import RequestKey, is_marked_retry
 from gymgate.gateway.route import Route
-from gymgate.gateway.senders import is_own, sender_of
+from gymgate.gateway.socket_owners import is_own, sender_of
 
 if TYPE_CHECKING:
     from gymgate.gateway.server import Gateway

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from gymgate.gateway.senders import is_own, sender_of
+from gymgate.gateway.socket_owners import is_own, sender_of
 
 ADMISSION_S = 10.0
 """For a connection to send a live rollout's key, unless it comes from this user's own process."""

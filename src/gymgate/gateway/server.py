@@ -32,11 +32,11 @@ from gymgate.gateway.backends.balance import BalancedBackend, ReplicaPool
 from gymgate.gateway.backends.base import Backend
 from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.handler import PortHandler, StreamTimes
-from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.newcomers import Newcomers
 from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.replay.index import KEPT_INDEXES, stamps_of
 from gymgate.gateway.route import POLICY_AS_JUDGE, KeylessRoute, Route, Target
+from gymgate.gateway.serving_process import raise_file_limit
 
 # NeMo Gym's client sends again for ever when an idle connection is closed under its request.
 KEEPALIVE_S = 3600.0

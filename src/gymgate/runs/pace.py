@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from gymgate.core.config import Config
 from gymgate.core.errors import ConfigError, ErrorKind
-from gymgate.gateway.limits import max_rollouts
+from gymgate.gateway.serving_process import max_rollouts
 from gymgate.rollouts import Rollout, outcome_of
 
 DEFAULT_BUDGETS: Mapping[ErrorKind, int] = MappingProxyType(

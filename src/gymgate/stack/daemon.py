@@ -26,7 +26,7 @@ import uvloop
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import GymgateError, StackLostError, StackStartError
 from gymgate.core.starting import SharedStart
-from gymgate.gateway.limits import relax_collector
+from gymgate.gateway.serving_process import relax_collector
 from gymgate.gym.inside import forkserver
 from gymgate.stack.launch import BACKLOG
 from gymgate.stack.lease_holder import LeaseHolder

@@ -13,8 +13,8 @@ from typing import Any
 from gymgate.core.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, StackConfig
 from gymgate.core.errors import ConfigError, StackStartError
 from gymgate.core.task_groups import task_group
-from gymgate.gateway.limits import max_rollouts
 from gymgate.gateway.server import Gateway
+from gymgate.gateway.serving_process import max_rollouts
 from gymgate.gym.inside import forkserver
 from gymgate.gym.open_needs import sandbox_requirements, telemetry_requirements
 from gymgate.gym.runtime import Runtime, ensure_runtime, open_catalog

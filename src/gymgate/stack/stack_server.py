@@ -27,7 +27,7 @@ from gymgate.core import codec
 from gymgate.core.config import Config, HTTPEndpoint, RolloutLimits, StackConfig, validation_message
 from gymgate.core.errors import ConfigError, DataError, StackLostError
 from gymgate.core.http_client import MAX_BODY, is_loopback
-from gymgate.gateway.limits import raise_file_limit
+from gymgate.gateway.serving_process import raise_file_limit
 from gymgate.gym.runtime.command import Progress
 from gymgate.rollouts.row_fields import row_json
 from gymgate.stack.client import Stack, checked_id

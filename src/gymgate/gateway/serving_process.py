@@ -1,4 +1,4 @@
-"""Settings of a process that serves many rollouts: open files, garbage collector."""
+"""What a process that serves many rollouts sets for itself: its limit on open files, its garbage collector."""
 
 from __future__ import annotations
 
