@@ -9,19 +9,26 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from servercode import CodeReader
+
 from gymgate.core.config import SUPPORTED_NEMO_GYM, RuntimeConfig
-from gymgate.gym.catalog import Catalog, Environment, shipped
-from gymgate.gym.catalog.entries import AGENT_KIND
+from gymgate.gym.catalog import Environment, shipped
+from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
 from gymgate.gym.catalog.scan import Scanner, images_of_rows
 from gymgate.gym.runtime import ensure_runtime
 
 
 def fresh_scan(site: Path) -> list[Environment]:
-    """Return every environment and every agent with a config, read from their files, and what their rows tell."""
-    scanner = Scanner([site], site)
-    agents = (scanner.directory(path, AGENT_KIND) for path in sorted((site / AGENT_KIND).glob("[!_.]*/")))
-    unshipped = Catalog(site, "none")  # of no release whose scan ships
-    return [_with_rows(item) for item in (*unshipped.environments(), *agents) if item is not None]
+    """Return every environment and every agent with a config, read from their files, and what rows and source tell."""
+    scanner = Scanner([site], site, CodeReader([site]))
+    scanned = {
+        kind: [scanner.directory(path, kind) for path in sorted((site / kind).glob("[!_.]*/"))]
+        for kind in (*PACKAGED_KINDS, AGENT_KIND)
+    }
+    agents = [item for item in scanned.pop(AGENT_KIND) if item is not None]
+    environments = [item for items in scanned.values() for item in items if item is not None]
+    environments.sort(key=lambda item: (item.name, PACKAGED_KINDS.index(item.kind)))
+    return [_with_rows(item) for item in (*environments, *agents)]
 
 
 def _with_rows(item: Environment) -> Environment:

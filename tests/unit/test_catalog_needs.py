@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
+from locks.servercode import CodeReader, read_module
 
 from gymgate.core.config import EnvironmentConfig, StackConfig
 from gymgate.core.errors import NeedMissingError
 from gymgate.gym.catalog import Catalog, EnvConfig, Environment
 from gymgate.gym.catalog.needs import policy_servers, refuse_unanswered
 from gymgate.gym.catalog.requirements import Distributions, read_requirements
-from gymgate.gym.catalog.servercode import read_module
+from gymgate.gym.catalog.scan import Scanner
 from gymgate.gym.inside.resolve import ServerInstance
 from gymgate.gym.open_needs import require_needs
 from gymgate.gym.runtime import open_catalog
@@ -56,7 +57,9 @@ def scanned(
         **more,
     }
     write(path / "configs" / "e.yaml", yaml.safe_dump(config))
-    return Catalog(site, "0.7.0").find("e").config()
+    found = Scanner([site], site, CodeReader([site])).directory(path, "resources_servers")
+    assert found is not None
+    return found.config()
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,6 @@ def modules() -> list[Path]:
 
 NAMES_NEMO_GYM = {
     "gym/inside/names.py": "all that our code imports of it",
-    "gym/catalog/servercode.py": "patterns over servers' source",
     "gym/catalog/sandboxes.py": "where a release keeps its providers' settings",
 }
 

@@ -37,8 +37,10 @@ class Catalog:
         self.version = version
         self._site = site
         self._own_roots = tuple(Path(root).absolute() for root in roots)
-        self._found: dict[Path, Environment | None] = {}
+        self._read: dict[Path, Environment | None] = {}
         self._scanned: list[Environment] | None = None
+        self._shipped_scans: dict[Path | None, list[Environment]] = {}
+        """By the directory of the release; `None`: it is not installed."""
 
     @property
     def site(self) -> Path:
@@ -82,11 +84,13 @@ class Catalog:
         """Return the shipped scan of this release; `None` for a checkout, whose files may change at any time."""
         if not shipped.has_scan(self.version):
             return None
-        if not isinstance(self._site, Path):
-            return shipped.load(self.version, None)
-        metadata = self._site / f"nemo_gym-{self.version}.dist-info"
-        released = metadata.is_dir() and (self._site / "resources_servers").is_dir()
-        return shipped.load(self.version, self._site) if released else None
+        site = self._site if isinstance(self._site, Path) else None
+        metadata = f"nemo_gym-{self.version}.dist-info"
+        if site is not None and not ((site / metadata).is_dir() and (site / RESOURCES).is_dir()):
+            return None
+        if site not in self._shipped_scans:
+            self._shipped_scans[site] = shipped.load(self.version, site)
+        return self._shipped_scans[site]
 
     def find(self, name: str, configs: str | Sequence[str] | None = None) -> Environment:
         """Return the environment of that name, with one more config if `configs` are several or name files.
@@ -185,9 +189,17 @@ class Catalog:
         return self._user_environment(name)
 
     def _at(self, path: Path, kind: EnvironmentKind) -> Environment | None:
-        if path not in self._found:
-            self._found[path] = self._scanner.directory(path, kind) if path.is_dir() else None
-        return self._found[path]
+        """Return the environment in a directory. A release's own is that of the shipped scan, with the data that is there now."""
+        if path not in self._read:
+            release = self._shipped() if path.parent.parent == self.site else None
+            item = next((item for item in release or () if item.path == path), None)
+            if not path.is_dir():
+                self._read[path] = None
+            elif item is not None:
+                self._read[path] = replace(item, data=self._scanner.data(path, kind, item.configs))
+            else:
+                self._read[path] = self._scanner.directory(path, kind)
+        return self._read[path]
 
     def _directories(self) -> Iterator[tuple[EnvironmentKind, Path]]:
         """Yield the kind and directory of each environment. If several roots have it, the first one counts."""

@@ -1,4 +1,4 @@
-"""The needs of a config beyond the wheel and a policy, estimated from its text and its servers' sources."""
+"""The needs of a config beyond the wheel and a policy, estimated from its text."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,10 +12,9 @@ from pathlib import Path
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog.entries import DataFile, EnvConfig, Environment, EnvironmentKind, kind_of_file
-from gymgate.gym.catalog.needs import Need, config_needs, missing_values, required_needs
+from gymgate.gym.catalog.needs import Need, config_needs, missing_values
 from gymgate.gym.catalog.parse import ConfigProblem, ConfigReader
 from gymgate.gym.catalog.requirements import Distributions, local_requirements, read_requirements
-from gymgate.gym.catalog.servercode import CodeReader
 from gymgate.gym.inside.resolve import (
     AGENTS,
     MODELS,
@@ -35,11 +34,19 @@ ROWS_READ = 100
 
 
 class Scanner:
-    """Reads environments below some component roots; files read once serve every environment."""
+    """Reads environments below some component roots; files read once serve every environment.
 
-    def __init__(self, roots: Sequence[Path], site: Path) -> None:
+    `source_needs` returns the needs that the source of a server in a directory shows. Only the scans that ship have them.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        site: Path,
+        source_needs: Callable[[ServerInstance, Path], Iterable[Need]] = lambda server, directory: (),
+    ) -> None:
         self._reader = ConfigReader(roots)
-        self._code = CodeReader(roots)
+        self._source_needs = source_needs
         self._installed = Distributions(site)
         self._requirements: dict[Path, list[str]] = {}
 
@@ -62,7 +69,7 @@ class Scanner:
         self, name: str, kind: EnvironmentKind, path: Path, files: dict[str, Path]
     ) -> Environment:
         configs = tuple(self._config(config_name, file) for config_name, file in files.items())
-        data = self._data(path, configs, "**/*.jsonl" if kind != "config" else "*.jsonl")
+        data = self.data(path, kind, configs)
         environment = Environment(name=name, kind=kind, path=path, configs=configs, data=data)
         manifest = self._manifest(path)
         default = environment.config()
@@ -110,8 +117,7 @@ class Scanner:
             if directory is None:
                 yield Need("config", f"{server.kind}/{server.type} of {server.name} is not installed")
             elif server.entrypoint:
-                yield from required_needs(server, self._code.required(directory, server.entrypoint))
-                yield from self._code.needs(directory, server.entrypoint)
+                yield from self._source_needs(server, directory)
         if not any(server.kind == AGENTS for server in servers):
             yield Need("config", "defines no agent")
 
@@ -127,7 +133,9 @@ class Scanner:
     def _directory(self, server: ServerInstance) -> Path | None:
         return self._reader.locate(f"{server.kind}/{server.type}")
 
-    def _data(self, path: Path, configs: Sequence[EnvConfig], below: str) -> tuple[DataFile, ...]:
+    def data(self, path: Path, kind: EnvironmentKind, configs: Sequence[EnvConfig]) -> tuple[DataFile, ...]:
+        """Return the data files of an environment: in its directory, in `data` below, and those that its configs declare."""
+        below = "**/*.jsonl" if kind != "config" else "*.jsonl"
         files = sorted({*path.glob(below), *(path / "data").glob(below)})
         declared = (dataset.path for config in configs for dataset in config.datasets)
         files += [file for name in declared if (file := self._reader.locate(name)) and file.is_file()]

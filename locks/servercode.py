@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gymgate.gym.catalog.needs import Need, NeedKind
+from gymgate.gym.catalog.needs import Need, NeedKind, required_needs
+from gymgate.gym.inside.resolve import ServerInstance
 
 Signal = tuple[NeedKind, str]
 
@@ -72,9 +73,9 @@ class CodeReader:
         self._modules: dict[Path, Module] = {}
         self._needs: dict[Path, list[Need]] = {}
 
-    def needs(self, directory: Path, entrypoint: str) -> list[Need]:
-        """Return the needs that the code of the server started by `entrypoint` in `directory` shows, each cause once."""
-        start = directory / entrypoint
+    def __call__(self, server: ServerInstance, directory: Path) -> list[Need]:
+        """Return the needs that the code of a server in `directory` shows, each cause once."""
+        start = directory / server.entrypoint
         if start not in self._needs:
             signals: dict[Signal, str] = {}
             for path in self.reachable(directory, start):
@@ -82,11 +83,7 @@ class CodeReader:
                 for signal in self._module(path).signals:
                     signals.setdefault(signal, path.relative_to(base).as_posix())
             self._needs[start] = [Need(kind, f"{text} ({file})") for (kind, text), file in signals.items()]
-        return self._needs[start]
-
-    def required(self, directory: Path, entrypoint: str) -> tuple[str, ...]:
-        """Return the fields that the server's block must have in addition to those of Gym's base classes."""
-        return self._module(directory / entrypoint).required
+        return [*required_needs(server, self._module(start).required), *self._needs[start]]
 
     def reachable(self, directory: Path, start: Path) -> list[Path]:
         """Return the module at `start` and all modules of its server and of the release's components that it imports."""
