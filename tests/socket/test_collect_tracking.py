@@ -24,12 +24,14 @@ from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.core.errors import MissingExtraError
 from gymgate.gym.row_sources import RowSource
 from gymgate.results import tracking
-from gymgate.results.trackers import LIBRARIES, log_run, shown_metrics
-from gymgate.results.tracking import RunTracking
+from gymgate.results.trackers import LIBRARIES, log_run
+from gymgate.results.tracking import RunTracking, log_message, summary_of
 from gymgate.rollouts import ModelCall, RolloutError, Usage
 from gymgate.rollouts.row import make_row
+from gymgate.runs.attempts import Attempt
 from gymgate.runs.plan import RolloutPlan
-from gymgate.runs.record import CollectedRollout, failure_line, to_line
+from gymgate.runs.progress import RunProgress
+from gymgate.runs.record import CollectedRollout, to_line
 from gymgate.runs.run import Collection
 from gymgate.runs.settings import shown_settings
 
@@ -202,19 +204,21 @@ async def test_a_library_that_does_not_end_is_waited_for_and_ended(
 async def test_what_a_library_does_not_take_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It hangs at its first log: its process holds a number of messages, the pipe a little, and this process some bytes."""
+    """It hangs at its first log: its process holds a number of messages, the pipe a little, and this process one message."""
     stand_in("wandb", HANGS_MIDWAY, tmp_path, monkeypatch)
-    monkeypatch.setattr(tracking, "MAX_PENDING", 1 << 16)
+    monkeypatch.setattr(tracking, "END_S", 1.0)
     log: list[str] = []
-    run = make_run(log)
-    async with RunTracking("wandb", run) as tracked:
-        sent = 0
-        while not tracked._failed and sent < 100_000:
-            await tracked.add(rollout(sent))
-            sent += 1
-            if sent % 100 == 0:
-                await asyncio.sleep(0)
-    assert 10 < sent < 100_000
+    message = {"metrics": {"x": 1.0}, "step": 1, "summary": {str(n): 1.0 for n in range(1000)}}
+    async with asyncio.timeout(60), RunTracking("wandb", make_run(log)) as tracked:
+        await tracked.start()
+        assert tracked._process is not None
+        assert tracked._process.stdin is not None
+        waiting = []
+        for _ in range(1000):  # 16 MB
+            tracked.send(message)
+            waiting.append(tracked._process.stdin.transport.get_write_buffer_size())
+            await asyncio.sleep(0)
+    assert 0 < max(waiting) < 100_000
     assert log[-1].startswith("warning: ")
 
 
@@ -263,10 +267,8 @@ def test_settings_hold_no_secret_of_an_environment(name: str, value: Any) -> Non
 
 
 def test_only_numbers_are_logged() -> None:
-    rows = [
-        {"environment": "e", "mean_reward": float("nan"), "pass@1": 0.5, "pass@2": None, "pass@1_se": 0.1}
-    ]
-    assert shown_metrics({"rollouts": 2, "rollouts_per_s": None}, rows) == {"rollouts": 2, "e/pass@1": 0.5}
+    rows = [{"environment": "e", "mean_reward": float("nan"), "pass@1": 0.5, "pass@2": None, "agent": "text"}]
+    assert summary_of(rows) == {"e/pass@1": 0.5}
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
@@ -309,49 +311,34 @@ def log_messages(*messages: dict[str, Any] | None) -> Noted:
     return noted
 
 
-def message_of(value: CollectedRollout, **progress: Any) -> dict[str, Any]:
-    line = {**value.identity._asdict(), "environment": "mcqa", "status": value.status, "reward": value.reward}
-    return {"rollout": line, "progress": progress}
-
-
-def test_metrics_are_those_of_the_whole_run_after_a_resume(tmp_path: Path) -> None:
-    """Two rollouts are there already, one of which is told again, as one that ended while the directory was read."""
-    (tmp_path / "run.json").write_text('{"format": 1, "settings": {"policy": null}}')
-    (tmp_path / "rollouts.jsonl").write_bytes(to_line(rollout(0)) + to_line(rollout(1)))
-    first = {"name": "n", "settings": {}, "directory": str(tmp_path)}
-    told = [message_of(rollout(1), rollouts=3), message_of(rollout(3), rollouts=4)]
-    noted = log_messages(first, *told, {"end": "completed"})
-    assert noted.logged[-1] == (4, {"rollouts": 4, "mcqa/mean_reward": 2 / 3, "mcqa/pass@1": 2 / 3, **PASSES})
-    assert noted.summary["mcqa/rollouts"] == 3
-    assert noted.failed is False
-
-
-def test_failures_of_earlier_commands_count_until_they_are_run_again(tmp_path: Path) -> None:
-    """Three had failed permanently; `--rerun-failed` runs two again, of which one finishes."""
-    (tmp_path / "run.json").write_text('{"format": 1, "settings": {"policy": null}}')
-    (tmp_path / "rollouts.jsonl").write_bytes(to_line(rollout(0)))
-    (tmp_path / "failures.jsonl").write_bytes(
-        b"".join(failure_line(failed(number), final=True) for number in (1, 2, 3))
-    )
-    first = {"name": "n", "settings": {}, "directory": str(tmp_path)}
-    told = [message_of(rollout(2), rollouts=1), message_of(failed(3), rollouts=2)]
-    summary = log_messages(first, *told, {"end": "completed"}).summary
-    assert [summary[f"mcqa/{name}"] for name in ("rollouts", "failed", "scored")] == [4, 2, 2]
+def test_metrics_are_those_of_the_whole_run_after_a_resume() -> None:
+    """A rollout had finished and two had failed permanently; `--rerun-failed` runs these again, of which one finishes."""
+    progress = RunProgress(total=4, resumed=1)
+    progress.tasks.add(Attempt.of(rollout(0)))
+    for number in (2, 3):
+        progress.tasks.fail(Attempt.of(failed(number)))
+    progress.count(rollout(1))
+    progress.count(rollout(3))
+    message = log_message(progress)
+    assert message["step"] == 3
+    expected = {"rollouts": 3, "mcqa/mean_reward": 2 / 3, "mcqa/pass@1": 2 / 3, **PASSES}
+    assert {name: message["metrics"][name] for name in expected} == expected
+    assert [message["summary"][f"mcqa/{name}"] for name in ("rollouts", "failed", "scored")] == [4, 1, 3]
 
 
 PASSES = {"mcqa/pass@2": 1.0, "mcqa/pass@3": 1.0}
 
 
 def test_a_run_whose_process_is_gone_has_failed() -> None:
-    noted = log_messages({"name": "n", "settings": {}}, message_of(rollout(1), rollouts=1), None)
-    assert noted.failed is True
-    assert noted.summary["mcqa/rollouts"] == 1
+    message = {"metrics": {"rollouts": 1}, "step": 1, "summary": {"mcqa/rollouts": 1}}
+    noted = log_messages({"name": "n", "settings": {}}, message, None)
+    assert noted.logged == [(1, {"rollouts": 1})]
+    assert (noted.failed, noted.summary) == (True, {"mcqa/rollouts": 1})
 
 
 def test_a_stored_run_has_its_table_as_summary() -> None:
-    rows = [{"environment": "e", "pass@1": 0.5, "agent": "text"}]
-    noted = log_messages({"name": "n", "settings": {}}, {}, {"end": "completed", "rows": rows})
-    assert (noted.logged, noted.summary) == ([], {"e/pass@1": 0.5})
+    noted = log_messages({"name": "n", "settings": {}}, {"end": "completed", "summary": {"e/pass@1": 0.5}})
+    assert (noted.logged, noted.summary, noted.failed) == ([], {"e/pass@1": 0.5}, False)
 
 
 EXPECTED = {

@@ -1,13 +1,12 @@
 """The process in which a library logs a run: `python -m gymgate.results.trackers LIBRARY`, which `Tracking` starts.
 
-It reads a line of JSON for each message: the run's name and settings first, then rollouts, then how the run ended. It
+It reads a line of JSON for each message: the run's name and settings first, then metrics, then how the run ended. It
 answers `started` with the place where the run is shown, `done` at the end, or `failed` with the reason.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import queue
 import re
@@ -15,27 +14,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from gymgate.core import codec
 from gymgate.core.errors import described
-from gymgate.runs.aggregate import Runs
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.metrics import numbered, summary_rows
-from gymgate.runs.plan import IdentitySet
-from gymgate.runs.tasks import CollectedTasks
 
 PROJECT = "gymgate"
 """Project, or experiment, of runs that no variable of the library puts elsewhere."""
 END_S = 60.0
 """Seconds that a library has after the run, to start if it has not, and to send what it has not sent."""
-MAX_WAITING = 10_000
+MAX_WAITING = 100
 """Messages that wait for the library here; more of them wait in the pipe."""
-LOG_S = 5.0
-"""Seconds between two logs of the metrics, or more where computing them takes long."""
-SHARE = 10
 Values = Mapping[str, Any]
 
 
@@ -171,51 +162,14 @@ def log_run(
     first = messages.get() or {}
     tracker = start(first["name"], first["settings"])
     answer(started=tracker.where)
-    collected, progress, end = CollectedTasks(), {"rollouts": 0}, None
-    seen, due, is_new = IdentitySet(), 0.0, False
-    if (directory := first.get("directory")) is not None:
-        runs = Runs([Path(directory)], first_of_overlap=True)  # of earlier commands, and some of this one
-        for attempt in runs.rollouts():
-            collected.add(attempt)
-            seen.add(attempt.identity)
-        for attempt in runs.failures():  # until this command has run them again
-            collected.fail(attempt)
-    while end is None:
-        try:
-            message = messages.get(timeout=max(0.0, due - time.monotonic()) if is_new else None)
-        except queue.Empty:
-            message = {}
-        if message is None or "end" in message:
-            end = message or {"end": "lost"}
-        elif "rollout" in message:
-            progress, is_new = message["progress"], True
-            attempt = Attempt.model_validate(message["rollout"])
-            if seen.add(attempt.identity):
-                collected.add(attempt)
-        began = time.monotonic()
-        if is_new and (began >= due or end is not None):
-            tracker.log(shown_metrics(progress, summary_rows(collected)), progress["rollouts"])
-            due = time.monotonic() + max(LOG_S, SHARE * (time.monotonic() - began))
-            is_new = False
-    rows = end.get("rows") or summary_rows(collected)
-    summary = {f"{row['environment']}/{name}": value for row in rows for name, value in row.items()}
-    tracker.finish(_numbers(summary), failed=end["end"] != "completed")
-
-
-def shown_metrics(progress: Values, rows: Sequence[Values]) -> dict[str, float]:
-    """Return how a run goes, and the mean reward and pass@k of each environment."""
-    names = ["mean_reward", *numbered("pass@", rows)]
-    by_environment = {f"{row['environment']}/{name}": row.get(name) for row in rows for name in names}
-    return _numbers({**progress, **by_environment})
-
-
-def _numbers(values: Values) -> dict[str, float]:
-    """Return the values that are finite numbers: the libraries refuse others, or show them as text."""
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
+    summary: dict[str, float] = {}
+    end = "lost"
+    while end == "lost" and (message := messages.get()) is not None:
+        summary = message.get("summary", summary)
+        if "metrics" in message:
+            tracker.log(message["metrics"], message["step"])
+        end = message.get("end", end)
+    tracker.finish(summary, failed=end != "completed")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A run logged to an experiment tracker: wandb, mlflow or trackio, as far as it is installed.
 
-The library works in a process of its own (`trackers`), which gets a line for each rollout. So what it does, such as hang
-without a network, ask for a login, print, or hook the end of the process, can neither slow the run nor end it.
+The library works in a process of its own (`trackers`), which gets the run's metrics every few seconds. So what it does, such
+as hang without a network, ask for a login, print, or hook the end of the process, can neither slow the run nor end it.
 """
 
 from __future__ import annotations
@@ -9,29 +9,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import gymgate
 from gymgate.core import codec
-from gymgate.core.errors import MissingExtraError
+from gymgate.core.errors import MissingExtraError, described
 from gymgate.core.json_server import shortened
 from gymgate.results.trackers import END_S
 from gymgate.runs.aggregate import Runs
+from gymgate.runs.metrics import numbered, summary_rows
+from gymgate.runs.progress import RunProgress
 from gymgate.runs.record import CollectedRollout
 from gymgate.runs.run import Collection
 from gymgate.runs.settings import LOGIN, extent_of, shown_settings
-from gymgate.runs.tasks import ANSWER_KEYS, short_answer
 
 START_S = 120.0
 """Seconds that a library has to start its run."""
 NOTICE_S = 2.0
 """Seconds of waiting at the end until a message says so."""
-MAX_PENDING = 16 << 20
-"""Bytes of lines that may wait for it."""
+LOG_S = 5.0
+"""Seconds between two logs of the metrics, or more where computing them takes long."""
+SHARE = 50
+"""Computing metrics is followed by a pause this many times as long, so that a large run loses a fiftieth of its time at most."""
 
 
 def require_tracker(library: str) -> str:
@@ -60,12 +65,18 @@ class Tracking:
         self._done = False
         self._failed = False
 
-    async def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message without waiting until it is read; before the first one, start the library."""
+    async def start(self) -> None:
+        """Start the library. Idempotent."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
-        self._write(message)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message, unless earlier ones still wait for the library: later metrics replace them."""
+        if self._process is not None and not self._failed:
+            assert self._process.stdin is not None
+            if not self._process.stdin.transport.get_write_buffer_size():
+                self._write(message)
 
     async def close(self, message: Mapping[str, Any]) -> None:
         """Send the last message, and wait until the library has sent everything, for at most `END_S` seconds."""
@@ -121,8 +132,6 @@ class Tracking:
         pipe = self._process.stdin
         assert pipe is not None
         pipe.write(codec.dumps(message) + b"\n")
-        if pipe.transport.get_write_buffer_size() > MAX_PENDING:
-            self._give_up("it takes no more messages")
 
     async def _read_answers(self, answers: asyncio.StreamReader) -> None:
         async for line in answers:
@@ -165,8 +174,8 @@ async def log_stored(
     """Log the settings of stored runs, those of the first one, and the rows of their table."""
     paths = [str(path) for path in runs.given]
     tracked = Tracking(library, ", ".join(paths), {**runs.runs[0].settings, "runs": paths}, log)
-    await tracked.send({})
-    await tracked.close({"end": "completed", "rows": rows})
+    await tracked.start()
+    await tracked.close({"end": "completed", "summary": summary_of(rows)})
 
 
 class RunTracking(Tracking):
@@ -176,38 +185,65 @@ class RunTracking(Tracking):
         name = str(run.directory or ", ".join(environment.name for environment in run.stack.environments))
         settings = {**run.settings(), "extent": extent_of(run.plan), "gymgate": gymgate.__version__}
         super().__init__(library, name, settings, run.log)
-        self._first["directory"] = None if run.directory is None else str(run.directory.absolute())
         self._progress = run.progress
+        self._changed = asyncio.Event()
+        self._logging: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        self._logging = asyncio.create_task(self._log_regularly())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close({"end": "completed" if kind is None else "failed"})
+        assert self._logging is not None
+        self._logging.cancel()
+        await asyncio.wait([self._logging])
+        if self._changed.is_set():
+            await self.start()
+        await self.close({**log_message(self._progress), "end": "completed" if kind is None else "failed"})
 
     async def add(self, rollout: CollectedRollout) -> None:
-        """Log a rollout that finished or failed permanently, and how the run goes."""
-        progress = self._progress
-        answers = {
-            name: short_answer(value) for name, value in (rollout.result or {}).items() if name in ANSWER_KEYS
-        }
-        await self.send(
-            {
-                "rollout": {
-                    **rollout.identity._asdict(),
-                    "environment": rollout.environment,
-                    "status": rollout.status,
-                    "reward": rollout.reward,
-                    "error": rollout.error and {"kind": rollout.error.kind},
-                    "result": answers,
-                },
-                "progress": {
-                    "rollouts": progress.done,
-                    "failed": progress.given_up_before + progress.failed,
-                    "failed_attempts": progress.attempts_failed,
-                    "output_tokens": progress.output_tokens,
-                    "rollouts_per_s": progress.rate,
-                    "output_tokens_per_s": progress.token_rate,
-                },
-            }
-        )
+        """Log soon how the run goes: a rollout finished or failed permanently."""
+        self._changed.set()
+
+    async def _log_regularly(self) -> None:
+        while await self._changed.wait():
+            await self.start()
+            self._changed.clear()
+            began = time.monotonic()
+            try:
+                # Tasks grow meanwhile, in ways that `summary_rows` reads without harm.
+                self.send(await asyncio.to_thread(log_message, self._progress))
+            except Exception as error:  # a run does not end for its tracker
+                return self._give_up(described(error))
+            await asyncio.sleep(max(LOG_S, SHARE * (time.monotonic() - began)))
+        return None
+
+
+def log_message(progress: RunProgress) -> dict[str, Any]:
+    """Return how a run goes, the mean reward and pass@k of each environment, and its table as the summary so far."""
+    rows = summary_rows(progress.tasks)
+    names = ["mean_reward", *numbered("pass@", rows)]
+    metrics = {
+        "rollouts": progress.done,
+        "failed": progress.given_up_before + progress.failed,
+        "failed_attempts": progress.attempts_failed,
+        "output_tokens": progress.output_tokens,
+        "rollouts_per_s": progress.rate,
+        "output_tokens_per_s": progress.token_rate,
+        **{f"{row['environment']}/{name}": row.get(name) for row in rows for name in names},
+    }
+    return {"metrics": _numbers(metrics), "step": progress.done, "summary": summary_of(rows)}
+
+
+def summary_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the numbers of a table, each with the environment of its row."""
+    return _numbers({f"{row['environment']}/{name}": value for row in rows for name, value in row.items()})
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are finite numbers: the libraries refuse others, or show them as text."""
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
