@@ -119,6 +119,48 @@ async def test_strangers_fill_no_memory(process: Process, accepted: bool) -> Non
             writer.transport.abort()
 
 
+UNREAD_S = 3.0
+
+
+@pytest.mark.parametrize("method", ["enter", "x" * 60_000])
+async def test_a_stranger_cannot_ask_and_ask(process: Process, method: str) -> None:
+    """Before the proof two messages may come. Answers that nobody reads would fill the memory."""
+    with costing_little(process):
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection("127.0.0.1", process.port, limit=1 << 10)
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(UNREAD_S):
+                    for number in range(1, 1 << 20):
+                        writer.write(b"".join(_frame({"id": number, "call": method, "with": {}})))
+                        await writer.drain()
+                raise AssertionError("the server reads on")
+            await ended(reader)
+            writer.transport.abort()
+
+
+async def test_a_caller_that_reads_no_answers_gets_no_more(process: Process) -> None:
+    """Its calls wait, so that their answers fill no memory. It is answered once it reads."""
+    async with leased(process.server) as bystander, leased(process.server) as lease:
+        with costing_little(process):
+            transport = lease.peer._transport
+            assert transport is not None
+            transport.pause_reading()
+            frames = b"".join(
+                b"".join(_frame({"id": number, "call": "x" * 60_000, "with": {}}))
+                for number in range(10_000, 12_000)
+            )
+            transport.set_write_buffer_limits(0)
+            transport.write(frames)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(UNREAD_S):
+                    await lease.peer._writable.wait()
+            async with asyncio.timeout(30):
+                assert (await bystander.peer.call("status"))["rollouts"] == 0
+        transport.resume_reading()
+        async with asyncio.timeout(30):
+            assert (await lease.peer.call("status"))["rollouts"] == 0
+
+
 async def test_connections_that_ended_leave_no_memory(process: Process) -> None:
     """One after another, each in the middle of a frame."""
     before = process.peak_mb()

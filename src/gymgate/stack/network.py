@@ -24,6 +24,8 @@ from gymgate.stack.protocol import Peer
 
 HANDSHAKE_S = 10.0
 """For a connection, its TLS handshake, and both proofs that the token is known, together."""
+HANDSHAKE_FRAMES = 2
+"""From each end until both proofs are there: `enter` and `prove`."""
 MAX_HANDSHAKE = 64 << 10
 """Bytes of a frame until `hello` is answered."""
 MAX_ANSWER = 4 * MAX_BODY
@@ -62,6 +64,7 @@ async def connect_to(server: StackServer) -> tuple[Lease, socket.socket]:
     )
     lease = Lease(lambda: f"{server.url} closed the connection; is it a `gymgate serve-stack`?", None)
     lease.peer.max_frame = MAX_HANDSHAKE
+    lease.peer.frames_left = HANDSHAKE_FRAMES
     lease.peer.handlers.clear()  # such a server takes no callables, so it has nothing to call here
     try:
         where = (url.hostname or "", url.port or 0)
@@ -86,7 +89,7 @@ async def connect_to(server: StackServer) -> tuple[Lease, socket.socket]:
     except OSError as error:  # TimeoutError is one
         raise StackLostError(f"cannot reach the stack at {server.url}: {_reason(error)}") from None
     lease.peer.describe_loss = lambda: f"the connection to the stack at {server.url} is lost"
-    lease.peer.max_frame = MAX_ANSWER
+    lease.peer.max_frame, lease.peer.frames_left = MAX_ANSWER, None
     return lease, sock
 
 

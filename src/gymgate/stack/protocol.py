@@ -62,7 +62,9 @@ class Peer(asyncio.Protocol):
     the call or goes away. `listeners` get messages that have no answer.
 
     `max_frame` is set where the other end is not trusted. Then no frame may be longer, in either direction, its head may not
-    hold more values than a body from outside, and it has to come in time. What is no frame ends the connection.
+    hold more values than a body from outside, and it has to come in time. What is no frame ends the connection, and so
+    does one more than `frames_left`. With `waits_for_reader` nothing is read while the other end leaves unread what it was
+    sent, so that it cannot ask for more and more answers; both ends would wait for each other for ever.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Peer(asyncio.Protocol):
         on_lost: Callable[[], None] = lambda: None,
         describe_loss: Callable[[], str] = lambda: "the stack's daemon is gone",
         max_frame: int | None = None,
+        waits_for_reader: bool = False,
     ) -> None:
         self.handlers = dict(handlers or {})
         self.listeners = dict(listeners or {})
@@ -83,6 +86,9 @@ class Peer(asyncio.Protocol):
         self.describe_loss = describe_loss
         self._on_lost = on_lost
         self.max_frame = max_frame
+        self.frames_left: int | None = None
+        """How many more frames may come; `None`: any number."""
+        self._waits_for_reader = waits_for_reader
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._incomplete = 0
@@ -178,10 +184,16 @@ class Peer(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The other end does not read fast enough, so calls and answers wait here. See `asyncio.BaseProtocol`."""
         self._writable.clear()
+        if self._waits_for_reader and self._transport is not None:
+            self._transport.pause_reading()
+            self._expect(self._incomplete)
 
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
         self._writable.set()
+        if self._waits_for_reader and self._transport is not None:
+            self._transport.resume_reading()
+            self._expect(self._incomplete)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -209,6 +221,10 @@ class Peer(asyncio.Protocol):
                 frame, rest = bytes(view[:head]), bytes(view[head:])
             start += length
             length = 0
+            if self.frames_left is not None:
+                if not self.frames_left:
+                    raise ValueError("more frames than may come")
+                self.frames_left -= 1
             trusted = self.max_frame is None
             self._handle(codec.loads_own(frame) if trusted else codec.parse_bounded(frame)[0], rest)
         if start:
@@ -222,7 +238,7 @@ class Peer(asyncio.Protocol):
         if self._frame_timer is not None:
             self._frame_timer.cancel()
             self._frame_timer = None
-        if length:
+        if length and (self.writable or not self._waits_for_reader):  # else it is late because nobody reads it
             seconds = FRAME_S + length / SLOWEST
             late = f"a frame of {length} bytes did not come within {seconds:.0f} s"
             self._frame_timer = asyncio.get_running_loop().call_later(seconds, self._drop, late)

@@ -33,6 +33,7 @@ from gymgate.rollouts.row_fields import row_json
 from gymgate.stack.client import Stack, checked_id
 from gymgate.stack.leases import connect
 from gymgate.stack.network import (
+    HANDSHAKE_FRAMES,
     HANDSHAKE_S,
     MAX_HANDSHAKE,
     notice_silence,
@@ -182,7 +183,9 @@ class _Caller:
             on_lost=self._lost,
             describe_loss=lambda: "the caller is gone",
             max_frame=MAX_HANDSHAKE,
+            waits_for_reader=True,
         )
+        self.peer.frames_left = HANDSHAKE_FRAMES
 
     def _lost(self) -> None:
         self.decided.set()
@@ -201,6 +204,7 @@ class _Caller:
             raise ConfigError("refused")
         self.admitted = True
         self.decided.set()
+        self.peer.frames_left = None
         self.peer.handlers = {
             "hello": self._hello,
             "bye": self._bye,
