@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -113,9 +114,24 @@ def test_the_gateway_does_not_serve_its_own_calls(
     run(loop, attack)
 
 
-async def asked(gateway: Gateway, url: str) -> int:
+@pytest.mark.parametrize("headers", [{}, {"via": "1.0 other", "User-Agent": "other"}])
+async def test_a_gateway_does_not_serve_the_calls_of_another_stack(headers: dict[str, str]) -> None:
+    """Of the same user, e.g. one that serves other callers."""
+    async with (
+        upstream() as paid,
+        Gateway() as calling,
+        Gateway(judges={"judge": paid.endpoint()}) as gateway,
+    ):
+        ports = gateway.agent_ports()
+        victim = ports.route = gateway.open(paid.endpoint())
+        for port in (await gateway.port_for("judge"), await ports.port_for("policy_model")):
+            assert await asked(calling, f"http://127.0.0.1:{port}/v1", headers=headers) == 401
+        assert (paid.seen, victim.log, gateway.keyless.counts.total()) == ([], [], 0)
+
+
+async def asked(gateway: Gateway, url: str, **fields: Any) -> int:
     """The status that a caller with this policy gets for a call."""
-    route = gateway.open(HTTPEndpoint(base_url=url, max_retries=0))
+    route = gateway.open(HTTPEndpoint(base_url=url, max_retries=0, **fields))
     connection = await RawConnection.open(gateway.port)
     await connection.post(f"/ng-rollout/{route.key}/v1/chat/completions", BODY)
     status, _ = await connection.answer()

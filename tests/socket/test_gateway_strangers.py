@@ -17,7 +17,7 @@ import pytest
 from gymgate.gateway import handler, socket_owners
 from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.server import Gateway
-from gymgate.gateway.socket_owners import Sender, sender_of
+from gymgate.gateway.socket_owners import user_of
 from support.upstream import RawConnection, Upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -83,8 +83,7 @@ async def test_who_is_not_known_to_be_the_user_is_refused(
     owner: int | None, gateway: Gateway, policy: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     route = gateway.open(policy.endpoint(), metadata_routing=True)
-    sender = None if owner is None else Sender(owner, 1)
-    monkeypatch.setattr(handler, "sender_of", lambda transport: sender)
+    monkeypatch.setattr(handler, "user_of", lambda transport: owner)
     async with aiohttp.ClientSession() as http:
         for port in (gateway.port, await gateway.port_for("judge")):
             for what, body in (
@@ -102,9 +101,11 @@ async def test_who_is_not_known_to_be_the_user_is_refused(
 
 
 @pytest.mark.parametrize("way", ["netlink", "proc"])
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize(
+    ("host", "called"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("127.0.0.1", "::ffff:127.0.0.1")]
+)
 async def test_the_owner_of_a_connection_is_found(
-    host: str, way: str, monkeypatch: pytest.MonkeyPatch
+    host: str, called: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In either way; where the kernel answers no netlink, from its tables in /proc."""
     asked: list[str] = []
@@ -112,19 +113,18 @@ async def test_the_owner_of_a_connection_is_found(
     monkeypatch.setattr(socket_owners, "_by_proc", lambda *given: asked.append("proc") or by_proc(*given))
     if way == "proc":
         monkeypatch.setattr(socket_owners, "_NETLINK_SOCK_DIAG", 99)
-    senders_seen: list[Sender | None] = []
+    users: list[int | None] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        senders_seen.append(sender_of(writer.transport))
+        users.append(user_of(writer.transport))
         writer.close()
-        senders_seen.append(sender_of(writer.transport))
+        users.append(user_of(writer.transport))
 
     async with await asyncio.start_server(connected, host, 0) as server:
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-        inode = os.fstat(writer.get_extra_info("socket").fileno()).st_ino
+        reader, writer = await asyncio.open_connection(called, server.sockets[0].getsockname()[1])
         assert await reader.read() == b""
         writer.close()
-    assert senders_seen == [Sender(os.getuid(), inode), None]
+    assert users == [os.getuid(), None]
     assert asked == (["proc"] if way == "proc" else [])
 
 
@@ -156,6 +156,6 @@ def test_a_socket_that_is_closed_has_no_owner(way: str, monkeypatch: pytest.Monk
         accepted, _ = listener.accept()
         with accepted:
             transport = SimpleNamespace(get_extra_info=lambda name: accepted, is_closing=lambda: False)
-            assert sender_of(cast(asyncio.Transport, transport)) is not None
+            assert user_of(cast(asyncio.Transport, transport)) is not None
             sending.close()
-            assert sender_of(cast(asyncio.Transport, transport)) is None
+            assert user_of(cast(asyncio.Transport, transport)) is None

@@ -195,17 +195,12 @@ class HTTPClient:
     def __init__(self, keepalive_s: float = KEEPALIVE_S, max_body: int | None = None) -> None:
         self._keepalive_s = keepalive_s
         self._given_max_body = max_body
-        self._open: dict[int, _Connection] = {}
-        """By the inodes of their sockets."""
+        self._open: set[_Connection] = set()
         self._idle: dict[object, deque[_Connection]] = {}
         """By address, the longest idle first."""
         self._untrusted: set[object] = set()
         """Addresses of servers that sent an answer too many."""
         self._sweeper: asyncio.TimerHandle | None = None
-
-    def sends_from(self, inode: int) -> bool:
-        """Whether a socket with this inode is one of the client's connections."""
-        return inode in self._open
 
     @property
     def _max_body(self) -> int:
@@ -247,7 +242,7 @@ class HTTPClient:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._idle.clear()
-        for connection in list(self._open.values()):
+        for connection in [*self._open]:
             connection.abort()
         await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
 
@@ -333,7 +328,7 @@ class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(
-        self, open_connections: dict[int, _Connection], unasked: Callable[[], None], max_body: int
+        self, open_connections: set[_Connection], unasked: Callable[[], None], max_body: int
     ) -> None:
         self._max_body = max_body
         self.ready = False
@@ -407,13 +402,12 @@ class _Connection(asyncio.Protocol):
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._lost = False
-        self._inode = os.fstat(self._fd).st_ino
-        self._all[self._inode] = self
+        self._all.add(self)
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        self._all.pop(self._inode, None)
+        self._all.discard(self)
         del self._parser  # it refers to this object
         if self._status >= 200 and exc is None and not self._is_delimited:
             self._finish()

@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 from gymgate.core import codec, http_client
 from gymgate.core.config import POLICY, Dialect
 from gymgate.gateway.agent_ports import AgentPorts
+from gymgate.gateway.backends.http import FORWARDED
 from gymgate.gateway.call import Call
 from gymgate.gateway.dialects import error_body, error_event
 from gymgate.gateway.requests import (
@@ -30,7 +31,7 @@ from gymgate.gateway.requests import (
 )
 from gymgate.gateway.retries import RequestKey, is_marked_retry
 from gymgate.gateway.route import Route
-from gymgate.gateway.socket_owners import is_own, sender_of
+from gymgate.gateway.socket_owners import is_own, user_of
 
 if TYPE_CHECKING:
     from gymgate.gateway.server import Gateway
@@ -162,10 +163,10 @@ class PortHandler:
     def _refuse_strangers(self, request: web.BaseRequest, path: RequestPath) -> None:
         """Without a live rollout's key, serve only this user's own processes.
 
-        The gateway's own calls are refused: they go where a rollout's endpoint says.
+        Calls of gateways are refused: they go where the endpoint of any rollout says.
         """
-        sender = None if self.key_required else sender_of(request.transport)
-        if sender is not None and is_own(sender) and not self.gateway.sent_from(sender.inode):
+        is_forwarded = any(FORWARDED in value for value in request.headers.getall("Via", ()))
+        if not self.key_required and not is_forwarded and is_own(user_of(request.transport)):
             return
         if _key_of(request, path) is not None:
             raise _unknown_key(path)

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from gymgate.gateway.socket_owners import is_own, sender_of
+from gymgate.gateway.socket_owners import is_own, user_of
 
 ADMISSION_S = 10.0
 """For a connection to send a live rollout's key, unless it comes from this user's own process."""
@@ -38,5 +38,5 @@ class Newcomers:
 
     def _check(self, connection: web.RequestHandler) -> None:
         self.remove(connection)
-        if not is_own(sender_of(connection.transport)) and connection.transport is not None:
+        if not is_own(user_of(connection.transport)) and connection.transport is not None:
             connection.transport.abort()

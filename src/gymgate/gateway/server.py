@@ -202,10 +202,6 @@ class Gateway:
         """Return the rollout of a key, if it is live."""
         return self.routes.get(_digest(key))
 
-    def sent_from(self, inode: int) -> bool:
-        """Whether a socket is one from which the gateway itself calls endpoints."""
-        return self._client.sends_from(inode)
-
     def _retire(self, route: Route) -> None:
         self.routes.pop(_digest(route.key), None)
 

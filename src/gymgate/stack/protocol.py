@@ -238,7 +238,8 @@ class Peer(asyncio.Protocol):
         if self._frame_timer is not None:
             self._frame_timer.cancel()
             self._frame_timer = None
-        if length and (self.writable or not self._waits_for_reader):  # else it is late because nobody reads it
+        is_read = self.writable or not self._waits_for_reader  # else it is late because nobody reads it
+        if length and is_read:
             seconds = FRAME_S + length / SLOWEST
             late = f"a frame of {length} bytes did not come within {seconds:.0f} s"
             self._frame_timer = asyncio.get_running_loop().call_later(seconds, self._drop, late)

@@ -20,6 +20,8 @@ from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.dialects.reading import fault_of, part_of, without
 
 _PATHS = {"chat": "chat/completions", "responses": "responses"}
+FORWARDED = "1.1 gymgate"
+"""`Via` of each call (RFC 9110, section 7.6.3), by which a gateway knows calls of gateways, its own and those of other stacks."""
 _SAME_MEANING = ({"max_tokens", "max_completion_tokens"},)
 """Body fields of which servers accept only one."""
 
@@ -128,7 +130,9 @@ def request_headers(endpoint: HTTPEndpoint) -> CIMultiDict[str]:
 @functools.lru_cache(maxsize=256)
 def _request(base_url: str, dialect: Dialect, headers: tuple[tuple[str, str], ...]) -> Request:
     """Every rollout has a backend, and most have the same request to send."""
-    return Request(URL(base_url.rstrip("/")) / _PATHS[dialect], dict(headers))
+    fields = CIMultiDict(headers)
+    fields.add("Via", FORWARDED)
+    return Request(URL(base_url.rstrip("/")) / _PATHS[dialect], fields)
 
 
 def _without_strict(tools: Any) -> list[Any] | None:
