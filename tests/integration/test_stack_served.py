@@ -39,8 +39,8 @@ from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostE
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect, network
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to
-from gymgate.stack.protocol import PROTOCOL, Peer, _frame
-from gymgate.stack.stack_server import MAX_FRAME, _Caller, _Server, serve_stack
+from gymgate.stack.protocol import PROTOCOL, _frame
+from gymgate.stack.stack_server import MAX_FRAME, serve_stack
 from gymgate.stack.wire import endpoint_to_wire
 from support.stacks import ROW, SESSIONS, SIMPLE, all_gone, call_then_answer, pids_of, stack_config
 from support.upstream import MODELS, Seen, Upstream, upstream
@@ -211,28 +211,6 @@ async def test_a_message_that_is_too_long_is_not_waited_for(server: StackServer)
     async with connection(server) as lease, asyncio.timeout(30):
         lease.peer._send((struct.pack("<II", 100, MAX_FRAME - 99),))
         await lease.peer.lost.wait()
-
-
-async def test_a_caller_that_reads_nothing_fills_no_memory(held: SyncStack) -> None:
-    admitted = _Caller(_Server(held.stack, TOKEN, None, 0), lambda _: None)
-    server = admitted.peer
-    server.listeners["ping"] = admitted._pong
-    caller, pongs, pings = Peer(listeners={"pong": lambda _: pongs.append(1)}), [], asyncio.Queue[int]()
-    pong = server.listeners["ping"]
-    server.listeners["ping"] = lambda message: (pong(message), pings.put_nowait(1))[0]
-    ends = socket.socketpair()
-    for peer, end in zip((server, caller), ends, strict=True):
-        await asyncio.get_running_loop().create_connection(lambda peer=peer: peer, sock=end)
-    server.pause_writing()  # as the transport does
-    for _ in range(10):
-        caller.tell("ping")
-        await pings.get()
-    server.resume_writing()
-    caller.tell("ping")
-    await pings.get()
-    server.abort()
-    await caller.lost.wait()
-    assert len(pongs) <= 1
 
 
 async def test_a_wrong_token_is_one_line(server: StackServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,11 +131,6 @@ class Peer(asyncio.Protocol):
         self._send(_frame({"tell": what, "with": parameters}))
 
     @property
-    def writable(self) -> bool:
-        """Whether the other end reads fast enough that what is said goes out at once."""
-        return self._writable.is_set()
-
-    @property
     def waits(self) -> bool:
         """Whether a call of this end has no answer yet."""
         return bool(self._pending)
@@ -238,7 +233,8 @@ class Peer(asyncio.Protocol):
         if self._frame_timer is not None:
             self._frame_timer.cancel()
             self._frame_timer = None
-        is_read = self.writable or not self._waits_for_reader  # else it is late because nobody reads it
+        # Else it is late because nobody reads it.
+        is_read = self._writable.is_set() or not self._waits_for_reader
         if length and is_read:
             seconds = FRAME_S + length / SLOWEST
             late = f"a frame of {length} bytes did not come within {seconds:.0f} s"

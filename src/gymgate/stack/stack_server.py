@@ -211,7 +211,7 @@ class _Caller:
             "run": self._run,
             "status": self._status,
         }
-        self.peer.listeners["ping"] = self._pong
+        self.peer.listeners["ping"] = lambda _: self.peer.tell("pong")
         return proof(self.server.token, "server", *nonces)
 
     async def _hello(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
@@ -248,10 +248,6 @@ class _Caller:
             "settings": {**of_all, "environments": environments},
             "pid": None,
         }
-
-    def _pong(self, _: dict[str, Any]) -> None:
-        if self.peer.writable:  # else a caller that never reads fills the memory
-            self.peer.tell("pong")
 
     async def _bye(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         return {"last": False}
