@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.compare import command as compare
 from gymgate.core.errors import DataError, EnvironmentServerError
 from gymgate.quality import CheckResult
-from gymgate.quality.record import deterministic, measure, oracle
+from gymgate.quality.record import deterministic, measure, oracle, trivial
+from gymgate.quality.record.context import Unmeasured
 from gymgate.quality.record.findings import Thresholds, unmet_thresholds
 from gymgate.rollouts import ModelCall, Rollout
 from gymgate.rollouts.result import failed_rollout
@@ -83,6 +85,15 @@ def test_fail_if_worse_of_another_seed_and_of_one_run_among_several(tmp_path: Pa
         done = CliRunner().invoke(compare, [*map(str, (base, *others)), "--fail-if-worse", "0"])
         assert done.exit_code == 1
         assert isinstance(done.exception, DataError)  # there is nothing to compare
+
+
+@pytest.mark.parametrize("limit", ["nan", "inf"])
+def test_fail_if_worse_than_no_number(tmp_path: Path, limit: str) -> None:
+    """No difference is lower than such a limit."""
+    runs = [str(write_run(tmp_path / name, {"e": [reward]})) for name, reward in (("a", "1"), ("b", "0"))]
+    done = CliRunner().invoke(compare, [*runs, "--fail-if-worse", limit])
+    assert done.exit_code == 2
+    assert limit in done.stderr
 
 
 def test_an_environment_called_all_is_compared_alone(tmp_path: Path) -> None:
@@ -185,14 +196,21 @@ class AnswerContext:
         self.rows = [{"responses_create_params": params, "answer": f"town {n}", "n": n} for n in range(rows)]
         self._broken, self._paid = broken, paid
         self.recorded: tuple[Any, ...] = ()
+        self.results: tuple[Any, ...] = ()
         self.request, self.judge = SimpleNamespace(models=()), SimpleNamespace(refused=0)
         self.config = SimpleNamespace(path=Path("/no/config"), judges=())
+        self.judge_problem = None
+
+    def refuse_cohorts(self) -> None:
+        """A row's rollouts are not scored against each other."""
 
     async def run_without_judge(self, replay: Any, policy: Any, **limits: Any) -> Rollout:
         number = replay.row["n"]
         if number < self._broken:
             return failed_rollout(EnvironmentServerError("verify broke", server="s"))
-        text = (await policy({"model": "m"}))["output"][0]["content"][0]["text"]
+        answer = policy({"model": "m", **replay.row["responses_create_params"]})
+        answer = await answer if isinstance(answer, Awaitable) else answer
+        text = answer["output"][0]["content"][0]["text"]
         reward = float(text == replay.row["answer"] and number < self._broken + self._paid)
         calls = [ModelCall(index=0, dialect="responses")]
         return Rollout(id="r", environment="e", agent="a", status="completed", reward=reward, calls=calls)
@@ -219,3 +237,36 @@ async def test_min_oracle_reward(rows: int, broken: int, paid: int, reason: str 
     lines = list(unmet_thresholds(record, Thresholds(min_oracle_reward=1.0)))
     assert len(lines) == (0 if reason is None else 1), lines
     assert all((reason or "") in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("rows", "broken", "reason"),
+    [
+        (10, 0, None),
+        (10, 10, "not measured: empty, fixed sentence, the prompt"),
+        (10, 4, "not measured: empty, fixed sentence, the prompt (no reward in 4 of 10 rows)"),
+        (0, 0, "not measured: it has no rows"),
+    ],
+    ids=["nothing earned", "failures", "a part fails", "nothing"],
+)
+async def test_max_constant_reward(rows: int, broken: int, reason: str | None) -> None:
+    context: Any = AnswerContext(rows, broken, paid=rows)
+    about = {"environment": "e", "kind": "config", "nemo_gym": "0.7.0", "gymgate": "0", "date": "d"}
+    try:
+        record = CheckResult(**about, verdict="match", trivial=await trivial.measure(context))
+    except Unmeasured as error:
+        record = CheckResult(**about, verdict="match", missing={"trivial": str(error)})
+    lines = list(unmet_thresholds(record, Thresholds(max_constant_reward=0.0)))
+    assert len(lines) == (0 if reason is None else 1), lines
+    assert all((reason or "") in line for line in lines)
+
+
+async def test_a_recorded_row_without_its_answer_is_no_part_of_it() -> None:
+    """NeMo Gym's records often lack fields of their rows, and such a row is never scored."""
+    context: Any = AnswerContext(10, 1, paid=9)
+    lacking = SimpleNamespace(reward=None, turns=[[]])
+    context.recorded = (SimpleNamespace(row=context.rows.pop(0), recording=lacking),)
+    context.results = (SimpleNamespace(verdict="incomplete"),)
+    context.replay_of = lambda recorded: SimpleNamespace(row=recorded.row)
+    measured = await trivial.measure(context)
+    assert {(each.rows, each.failed) for each in measured.answers.values()} == {(9, 0)}

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from gymgate.cli.metrics_tables import shown_number
-from gymgate.cli.options import FILE, json_option, overlap_option, wide_option
+from gymgate.cli.options import FILE, FiniteRange, json_option, overlap_option, wide_option
 from gymgate.cli.output import Column, echo, log, print_columns, print_json
 from gymgate.core.errors import ConfigError
 from gymgate.results.compare import Comparison, compare, write_comparison
@@ -65,7 +65,7 @@ class ComparedRuns:
 @click.argument("others", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="B...")
 @click.option(
     "--fail-if-worse",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     metavar="D",
     help="Exit with 1 if the mean reward of B is lower than that of A by more than D, or if an environment has rows in both "
     "and no pair.",

@@ -165,8 +165,12 @@ class Finite(click.types.FloatParamType):
         return number
 
 
-class Seconds(click.FloatRange, Finite):
-    """Seconds on the command line: a finite number within a range."""
+class FiniteRange(click.FloatRange, Finite):
+    """A finite number within a range, on the command line."""
+
+
+class Seconds(FiniteRange):
+    """Seconds on the command line."""
 
     name = "seconds"
 

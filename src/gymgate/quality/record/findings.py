@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from gymgate.quality.model import CheckResult
 from gymgate.quality.probe import IGNORANT
-from gymgate.quality.record.schema import ANSWERS, CASES, NO_REWARD, Case
+from gymgate.quality.record.schema import ANSWERS, CASES, NO_REWARD, Case, Trivial
 
 CASE_TEXTS: dict[Case, str] = {
     "judge_down": "its judge does not answer",
@@ -114,6 +114,20 @@ def free_rewards(record: CheckResult, limit: float | None = None) -> Iterator[Fi
             )
 
 
+def _unmeasured_answers(trivial: Trivial) -> str:
+    """Return the answers of which rows gave no reward, and why; empty if there are none."""
+    reasons: dict[str, list[str]] = {}
+    for name in ANSWERS:
+        rewards, reason = trivial.answers.get(name), trivial.missing.get(name)
+        if rewards is not None and rewards.failed:
+            reason = f"no reward in {rewards.failed} of {rewards.rows + rewards.failed} rows"
+        elif name == ANSWERS[-1]:  # it needs two recorded rows, which not every environment has
+            reason = None
+        if reason:
+            reasons.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
+
+
 def missing_rewards(record: CheckResult) -> Iterator[Finding]:
     """Answers that solve nothing and get no reward at all, where a reward of 0 would be right."""
     if names := [name for name in ANSWERS[:-1] if _is_unrewarded(record, name)]:
@@ -204,11 +218,8 @@ def unmet_thresholds(record: CheckResult, thresholds: Thresholds) -> Iterator[st
     if (limit := thresholds.max_constant_reward) is not None:
         if record.trivial is None:
             yield f"--max-constant-reward: not measured: {why('trivial', everything)}"
-        else:  # the last answer needs two recorded rows, which not every environment has
-            missing = {name: record.trivial.missing.get(name) for name in ANSWERS[:-1]}
-            if lacking := {name: reason for name, reason in missing.items() if reason}:
-                names, (reason, *_) = ", ".join(lacking), lacking.values()
-                yield f"--max-constant-reward: not measured: {names} ({reason})"
+        elif lacking := _unmeasured_answers(record.trivial):
+            yield f"--max-constant-reward: not measured: {lacking}"
         yield from (f"--max-constant-reward {limit:g}: {finding}" for finding in free_rewards(record, limit))
     if thresholds.honest:
         if record.failures is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -48,9 +49,15 @@ async def measure(context: MeasurementContext) -> Trivial:
 
 
 def _rows(context: MeasurementContext) -> Iterator[ReplayCase]:
-    """The recorded rows, each once, then packaged ones: up to `ROWS`."""
+    """The recorded rows, each once, then packaged ones: up to `ROWS`.
+
+    A recorded row that lacks what scoring needs is left out: without a reward it would say nothing of the environment.
+    """
     seen: list[Any] = []
-    for each in context.recorded:
+    verdicts = (result.verdict for result in context.results)
+    for each, verdict in itertools.zip_longest(context.recorded, verdicts):
+        if verdict == "incomplete":
+            continue
         if each.row not in seen and len(seen) < ROWS and each.recording.turns:
             seen.append(each.row)
             yield context.replay_of(each)
