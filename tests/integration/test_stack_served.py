@@ -517,7 +517,7 @@ async def test_the_command_serves_until_a_signal(certificate: Path, policy: Upst
 
 
 async def test_the_documented_program_runs(server: StackServer, certificate: Path, policy: Upstream) -> None:
-    page = (Path(__file__).parents[2] / "docs/clusters.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/other-machines.md").read_text()
     program = page.partition("```python\n")[2].partition("```")[0]
     places = {
         "gymgates://stacks:7411": server.url,

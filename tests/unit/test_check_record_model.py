@@ -190,7 +190,7 @@ def test_no_shipped_record_counts_a_judge_without_an_answer_as_a_case() -> None:
 
 
 def test_the_workflow_in_the_docs_is_a_command() -> None:
-    page = (ROOT / "docs" / "quality.md").read_text()
+    page = (ROOT / "docs" / "check.md").read_text()
     workflow = page.partition("```yaml\n")[2].partition("```")[0]
     steps = yaml.safe_load(workflow)["jobs"]["check"]["steps"]
     (line,) = [step["run"] for step in steps if "gymgate check" in step.get("run", "")]

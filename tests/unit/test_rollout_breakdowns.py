@@ -12,7 +12,7 @@ import pytest
 from gymgate.rollouts import result as results
 from gymgate.rollouts.breakdowns import AGENTS, SCORINGS, breakdown
 
-DOCS = Path(__file__).parents[2] / "docs" / "outcomes.md"
+DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
 SAID = {"output": [{"type": "message"}]}
 
 BROKEN: list[tuple[str, dict[str, Any], str]] = [

@@ -39,8 +39,8 @@ ROLLOUTS: dict[str, dict[str, Any]] = {
     "failed: its agent reports that it broke down": error("environment"),
     "failed: it never asked its policy": error("environment"),
     "failed: data": error("data"),
-    "failed: policy, for now": error("policy", retryable=True),
-    "failed: policy, permanently": error("policy", retryable=False),
+    "failed: temporary error of the policy's endpoint": error("policy", retryable=True),
+    "failed: permanent error of the policy's endpoint": error("policy", retryable=False),
 }
 """By the first cell of its line."""
 

@@ -1,7 +1,7 @@
 """How agents report that they broke down while they give a reward all the same. Pure functions over their results.
 
 NeMo Gym's collector knows a few keys that any agent may set. Everything else differs from agent to agent; the table is
-from reading the agents of nemo-gym 0.7.0, and is in docs/outcomes.md.
+from reading the agents of nemo-gym 0.7.0, and is in docs/agents.md.
 """
 
 from __future__ import annotations
