@@ -93,7 +93,7 @@ async def test_requirements_that_conflict_block_it_and_an_unknown_name_costs_its
     config = with_recordings(tmp_path, PARIS)
     (config.parents[1] / "requirements.txt").write_text("openai==1.3.0\n")
     names = (str(config), "no_such_thing")
-    check, unknown = await check_all([CheckRequest(environment=name, version="0.7.0") for name in names])
+    check, unknown = await check_all([CheckRequest.model_validate({"environments": name}) for name in names])
     assert isinstance(check, CheckResult), check
     assert (check.verdict, check.need) == ("blocked", "conflict"), check
     assert check.detail.count("openai") >= 2, "the requirement, and nemo-gym's own"

@@ -69,7 +69,7 @@ async def test_a_model_judges_what_the_library_does_not_see() -> None:
 
 async def test_code_is_run_and_scored_through_ray() -> None:
     """Ray, which runs whatever it is sent, listens on loopback only and asks for a token."""
-    checking = asyncio.create_task(check_all([CheckRequest(environment="code_gen", version="0.7.0")]))
+    checking = asyncio.create_task(check_all([CheckRequest.model_validate({"environments": "code_gen"})]))
     seen: dict[str, set[str]] = {}
     while not checking.done():
         for pid in descendants(os.getpid()):
@@ -90,7 +90,7 @@ async def test_code_is_run_and_scored_through_ray() -> None:
 
 @pytest.mark.heavy  # the environment gives a cohort's members so many seconds to meet
 async def test_rollouts_that_are_scored_against_each_other_are_run_together() -> None:
-    (outcome,) = await check_all([CheckRequest(environment="genrm_compare", version="0.7.0")])
+    (outcome,) = await check_all([CheckRequest.model_validate({"environments": "genrm_compare"})])
     assert isinstance(outcome, CheckResult), outcome
     assert (outcome.verdict, outcome.rewarded_by_stand_in) == ("blocked", True), outcome.evidence
     assert outcome.detail.startswith("judge: ")

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from gymgate.cli import main
-from gymgate.cli.serve import ReplayServer
 from gymgate.gym.runtime import open_catalog
 from gymgate.runs.aggregate import read_runs
 from gymgate.runs.metrics import summary_rows
+from gymgate.runs.replay_server import ReplayServer
 from support.json_output import read_output
 from support.upstream import scripted_chat
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import json
 import socket
@@ -16,12 +17,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gymgate.cli import cli
-from gymgate.cli.environments import parse_judges
-from gymgate.cli.eval import Line, check_policy, with_judges
+from gymgate.cli.eval import Line, with_judges
+from gymgate.cli.texts import parse_judges
 from gymgate.core.config import HTTPEndpoint
 from gymgate.core.errors import ConfigError, GymgateError, PolicyError
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.verifiers.evaluation import parse_settings, taskset_of
+from gymgate.integrations.verifiers.policy import check_policy
 from gymgate.runs.policies import ask_judges
 
 COMMANDS = {
@@ -96,7 +98,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def catalog(*args: Any, **options: Any) -> None:
         raise NothingInstalled("the endpoint is fine")
 
-    for module in ("cli.run_spec", "cli.check", "gym.runtime"):
+    for module in ("cli.run_spec", "runs.prepare", "cli.check", "gym.runtime"):
         monkeypatch.setattr(f"gymgate.{module}.open_catalog", catalog)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("GOOD", "good")
@@ -234,16 +236,16 @@ def test_a_judge_gets_the_only_model_that_its_endpoint_serves(
 ) -> None:
     with serving(Hosted(models=models, key=None)) as hosted:
         judges = parse_judges([f"grader={hosted.url}", f"named=unlisted@{hosted.url}", "other=policy"])
-        asked = ask_judges(judges, 0, lambda line: None)
+        asked = asyncio.run(ask_judges(judges, 0, lambda line: None))
     assert asked == judges | {"grader": HTTPEndpoint(base_url=hosted.url, model=sent)}
 
 
 def test_an_eval_sends_a_judges_only_model_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gymgate.cli.eval.require_needs", lambda *args, **options: None)
+    monkeypatch.setattr("gymgate.integrations.verifiers.policy.require_needs", lambda *args, **options: None)
     monkeypatch.setattr(EvalOptions, "find_environments", lambda self, log: {})
     with serving(Hosted(key=None)) as hosted:
         options = EvalOptions(env="mcqa", models={"grader": hosted.url, "other": "policy"})
-        policy = check_policy(options, None, None, None)
+        policy = check_policy(options, lambda line: None)
     line = with_judges(Line(["nemo-gym-env", "--env.taskset.models", "{}"], options), policy)
     assert line.eval_options is not None
     config = parse_settings(line.argv, 1)

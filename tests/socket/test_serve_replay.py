@@ -16,9 +16,9 @@ import aiohttp
 import openai
 import pytest
 
-from gymgate.cli.serve import ReplayServer
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.gateway.replay.server import serve_replay
+from gymgate.runs.replay_server import ReplayServer
 
 QUESTION = "what is the weather?"
 CALL = {
@@ -153,7 +153,7 @@ def test_close_is_prompt(recorded: Path) -> None:
 
 def test_it_does_not_outlive_a_killed_parent(recorded: Path) -> None:
     program = (
-        "import sys; from gymgate.cli.serve import ReplayServer\n"
+        "import sys; from gymgate.runs.replay_server import ReplayServer\n"
         "with ReplayServer(files=sys.argv[1:]) as server: print(server.base_url, flush=True); sys.stdin.read()"
     )
     argv = [sys.executable, "-c", program, str(recorded)]

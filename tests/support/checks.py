@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gymgate.core.config import EnvironmentConfig
 from gymgate.quality import CheckRequest, CheckResult, check_all
 
 
@@ -25,10 +26,13 @@ def made_in(directory: Path) -> list[Path]:
 
 
 async def checked(config: Path, fault: str = "none", version: str = "0.7.0", **settings: Any) -> CheckResult:
-    overrides = (("faulty.resources_servers.faulty.fault", fault),)
-    (outcome,) = await check_all(
-        [CheckRequest(environment=str(config), version=version, overrides=overrides, **settings)]
+    """Check a config; `settings` are those of `CheckRequest` and, like `sandbox`, of its environment."""
+    environment = {name: settings.pop(name) for name in EnvironmentConfig.model_fields if name in settings}
+    environment |= {"name": str(config), "overrides": {"faulty.resources_servers.faulty.fault": fault}}
+    request = CheckRequest.model_validate(
+        {"environments": [environment], "runtime": {"version": version}, **settings}
     )
+    (outcome,) = await check_all([request])
     assert isinstance(outcome, CheckResult), outcome
     return outcome
 

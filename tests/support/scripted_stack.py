@@ -112,5 +112,5 @@ async def check_on(
     monkeypatch.setattr("gymgate.quality.replay.LATE_LOG_S", 0.0)  # nothing is logged late here
     monkeypatch.setattr("gymgate.quality.environment.acquire", acquire)
     monkeypatch.setattr("gymgate.quality.environment.ensure_runtime", ensure_runtime)
-    request = CheckRequest(environment=str(config), version="0.7.0", **settings)
+    request = CheckRequest.model_validate({"environments": str(config), **settings})
     return await check_environment(request), configs

@@ -6,17 +6,17 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner
 
 import gymgate.quality
 from gymgate.cli import cli
-from gymgate.cli.check import SECTIONS
 from gymgate.core.config import HTTPEndpoint
 from gymgate.core.errors import ConfigError
 from gymgate.quality import CheckRequest, CheckResult, RowResult
+from gymgate.quality.model import SectionName
 from gymgate.quality.record.files import load_record, record_path, shipped_record
 from gymgate.quality.record.measure import MEASUREMENTS
 from gymgate.quality.record.schema import Cost, Oracle, Shape
@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[CheckRequest]:
 
 
 def made(job: CheckRequest, **fields: Any) -> CheckResult:
-    kind, _, name = job.environment.rpartition("/")
+    kind, _, name = job.name.rpartition("/")
     verdict = "match" if job.memory_gb > 8 else "failed"
     return job.result(0.0, **{"environment": name, "kind": kind, "verdict": verdict, **fields})
 
@@ -63,29 +63,33 @@ def test_all_of_a_kind_of_a_release(
 ) -> None:
     done = check("--all", *arguments)
     assert done.exit_code == 1, "one that failed is the command's failure"
-    names = [job.environment for job in asked]
+    names = [job.name for job in asked]
     assert len({*names}) == len(names) == count
     assert {name.partition("/")[0] for name in names} == {kind}
-    assert {job.version for job in asked} == {version}
+    assert {job.stack.runtime.version for job in asked} == {version}
     assert f"{count} environments: {count} failed; 0 " in done.output
 
 
 def test_settings_endpoints_and_limits_reach_the_job(
     asked: list[CheckRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymgate.cli.check.ask_judges", lambda judges, wait_s, log: judges)
+    async def ask_judges(judges: Any, wait_s: float, log: Any) -> Any:
+        return judges
+
+    monkeypatch.setattr("gymgate.cli.check.ask_judges", ask_judges)
     (tmp_path / "more.yaml").write_text("a: {b: 2}")
     settings = ("--set", "x.y=1", "--set", f"@{tmp_path}/more.yaml", "--env-var", "HOME")
     limits = ("--start-timeout", "1", "--timeout", "2", "--environment-timeout", "3", "--memory", "4")
     check("calendar", *settings, "--judge", "judge=http://h/v1", "--judge", "sim=policy", *limits)
     (job,) = asked
-    assert (job.environment, dict(job.overrides), job.env_vars) == (
+    assert (job.name, dict(job.environment.overrides), job.stack.env_vars) == (
         "resources_servers/calendar",
         {"x.y": 1, "a.b": 2},
         ("HOME",),
     )
-    assert dict(job.models) == {"judge": HTTPEndpoint(base_url="http://h/v1"), "sim": "policy"}
-    assert (job.start_timeout_s, job.row_timeout_s, job.timeout_s, job.memory_gb) == (1, 2, 3, 4)
+    assert dict(job.stack.models) == {"judge": HTTPEndpoint(base_url="http://h/v1"), "sim": "policy"}
+    assert (job.stack.start_timeout_s, job.limits.timeout_s) == (1, 2)
+    assert (job.timeout_s, job.memory_gb) == (3, 4)
 
 
 def test_a_record_of_the_same_options_that_did_not_fail_is_not_made_again(
@@ -103,7 +107,7 @@ def test_a_record_of_the_same_options_that_did_not_fail_is_not_made_again(
     ):
         asked.clear()
         done = check("calendar", "mcqa", "--record", str(store), *arguments)
-        assert [job.environment for job in asked] == again, arguments
+        assert [job.name for job in asked] == again, arguments
         assert ("2 of 2" in done.stderr) == (not again)
     assert len([*store.rglob("*.json")]) == 4, "of each release"
 
@@ -155,7 +159,7 @@ def test_a_reward_that_differs_is_shown_and_fails_the_command(monkeypatch: pytes
 
 
 def test_every_section_that_is_measured_can_be_chosen() -> None:
-    assert {*SECTIONS} == {*MEASUREMENTS}
+    assert {*get_args(SectionName)} == {*MEASUREMENTS}
 
 
 def test_a_section_is_added_to_the_record_that_ships(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -191,8 +195,10 @@ def test_a_section_is_added_to_the_record_that_ships(monkeypatch: pytest.MonkeyP
 
 
 def test_a_section_that_was_not_measured_leaves_the_one_that_is_there() -> None:
-    known = made(CheckRequest(environment="e", version="0.7.0")).model_copy(update={"cost": Cost(rest_mb=1)})
-    other = made(CheckRequest(environment="e", version="0.7.0"), missing={"all": "no servers"})
+    known = made(CheckRequest.model_validate({"environments": "e"})).model_copy(
+        update={"cost": Cost(rest_mb=1)}
+    )
+    other = made(CheckRequest.model_validate({"environments": "e"}), missing={"all": "no servers"})
     record = known.with_sections(["cost", "shape"], other)
     assert record.cost == known.cost
     assert record.missing == {"shape": "no servers"}
@@ -210,7 +216,9 @@ def test_a_section_that_was_not_measured_leaves_the_one_that_is_there() -> None:
 def test_why_nothing_was_tried_where_nothing_could_be_run(
     fields: dict[str, Any], oracle: Oracle | None
 ) -> None:
-    assert made(CheckRequest(environment="e", version="0.7.0", measure=True), **fields).oracle == oracle
+    assert (
+        made(CheckRequest.model_validate({"environments": "e", "measure": True}), **fields).oracle == oracle
+    )
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,9 @@ async def test_a_value_that_the_config_lacks_is_named(
 async def test_the_named_config_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = with_recordings(tmp_path, PARIS)
     (other := config.with_name("other.yaml")).write_text(RECORDED_CONFIG)
-    check, (started,) = await check_on(monkeypatch, config, config=str(other))
+    check, (started,) = await check_on(
+        monkeypatch, config, environments={"name": str(config), "config": str(other)}
+    )
     assert (check.verdict, check.config) == ("match", str(other))
     assert started.environments[0].config == str(other)
 

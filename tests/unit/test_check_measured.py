@@ -10,8 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gymgate.quality.model import Thresholds
 from gymgate.quality.record import deterministic, failures, measure, oracle
-from gymgate.quality.record.findings import Thresholds, findings, unmet_thresholds
+from gymgate.quality.record.findings import findings, unmet_thresholds
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
 from support.scripted_stack import ScriptedStack, check_on

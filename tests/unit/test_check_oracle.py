@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gymgate.quality import CheckResult
-from gymgate.quality.record.findings import Thresholds, findings, unmet_thresholds
+from gymgate.quality.model import Thresholds
+from gymgate.quality.record.findings import findings, unmet_thresholds
 from gymgate.quality.record.oracle import (
     Phrasing,
     asked_for,
@@ -120,7 +121,10 @@ class Scored:
     ) -> None:
         self.rows, self._pay, self._judges = rows, pay, judges
         self.recorded = tuple(SimpleNamespace(recording=SimpleNamespace(reward=each)) for each in recorded)
-        self.request, self.judge = SimpleNamespace(models=()), SimpleNamespace(refused=0)
+        self.request, self.judge = (
+            SimpleNamespace(stack=SimpleNamespace(models=())),
+            SimpleNamespace(refused=0),
+        )
         self.config = SimpleNamespace(path=config, judges=("j",) if judges else ())
 
     async def run_without_judge(self, replay: Any, policy: Any, **limits: Any) -> Rollout:

@@ -24,7 +24,7 @@ async def test_an_error_of_done_is_raised_as_itself(monkeypatch: pytest.MonkeyPa
         raise DataError("cannot write r.json: No space left on device", path="r.json")
 
     monkeypatch.setattr(processes, "check_in_process", check)
-    requests = [CheckRequest(environment=name, version="0.7.0") for name in ("a", "b")]
+    requests = [CheckRequest.model_validate({"environments": name}) for name in ("a", "b")]
     with pytest.raises(DataError, match=r"r\.json"):
         await processes.check_all(requests, done=done)
 

@@ -17,6 +17,7 @@ from gymgate.core.config import HTTPEndpoint
 from gymgate.core.errors import DataError
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.quality import CheckRequest, CheckResult
+from gymgate.quality.model import Thresholds
 from gymgate.quality.record import deterministic, failures, files, policy, trivial
 from gymgate.quality.record.context import (
     OWN_JUDGE,
@@ -25,7 +26,7 @@ from gymgate.quality.record.context import (
     Unmeasured,
     constant_policy,
 )
-from gymgate.quality.record.findings import Thresholds, findings, unmet_thresholds
+from gymgate.quality.record.findings import findings, unmet_thresholds
 from gymgate.quality.record.schema import NO_REWARD
 from gymgate.quality.record.shape import distribution
 from gymgate.rollouts import ModelCall, Rollout
@@ -131,13 +132,10 @@ def test_a_reward_in_a_single_row_is_a_finding_beside_negative_ones() -> None:
 
 
 def test_options_that_changed_what_was_run_are_in_the_record() -> None:
-    request = CheckRequest(
-        environment="mine",
-        version="0.7.0",
-        sandbox="/here/box.yaml",
-        overrides=(("a.b", "x y"), ("c", 1)),
-        models=(("judge", HTTPEndpoint(base_url="http://h/v1")), ("user", "none")),
-        env_vars=("KEY",),
+    environment = {"name": "mine", "sandbox": "/here/box.yaml", "overrides": {"a.b": "x y", "c": 1}}
+    judges = {"judge": HTTPEndpoint(base_url="http://h/v1"), "user": "none"}
+    request = CheckRequest.model_validate(
+        {"environments": [environment], "models": judges, "env_vars": ["KEY"]}
     )
     result = request.result(0.0, environment="mine", kind="config", verdict="match")
     assert result.options == (
@@ -219,7 +217,7 @@ async def test_a_server_with_several_workers_is_stopped_in_all_of_them() -> None
 
 async def test_a_models_rollouts_that_are_scored_together_are_not_measured_one_by_one(tmp_path: Path) -> None:
     (path := tmp_path / "c.yaml").write_text("a: {b: {c: {num_rollouts_per_prompt: 4}}}")
-    request = SimpleNamespace(policy=HTTPEndpoint(base_url="http://h/v1"), policy_rows=1)
+    request = SimpleNamespace(policy=HTTPEndpoint(base_url="http://h/v1"), rows=1)
     config = SimpleNamespace(path=path)
     context: Any = SimpleNamespace(config=config, request=request, rows=[{}])
     context.refuse_cohorts = lambda: MeasurementContext.refuse_cohorts(context)

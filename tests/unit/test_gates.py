@@ -15,9 +15,10 @@ from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.compare import command as compare
 from gymgate.core.errors import DataError, EnvironmentServerError
 from gymgate.quality import CheckResult
+from gymgate.quality.model import Thresholds
 from gymgate.quality.record import deterministic, measure, oracle, trivial
 from gymgate.quality.record.context import Unmeasured
-from gymgate.quality.record.findings import Thresholds, unmet_thresholds
+from gymgate.quality.record.findings import unmet_thresholds
 from gymgate.rollouts import ModelCall, Rollout
 from gymgate.rollouts.result import failed_rollout
 from support.checks import PARIS

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli import cli
-from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.metrics_tables import print_causes, print_results
 from gymgate.cli.run import summary_of
+from gymgate.cli.texts import parse_judges
 from gymgate.core.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.gateway.replay.recording import Recording
@@ -27,6 +27,7 @@ from gymgate.runs.policies import only_recorded, recordings_of, replay_files
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.tasks import CollectedTasks
 from support.collecting import add, as_collected
+from support.command_lines import environments_of, settings_of
 
 
 def test_judges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +64,14 @@ def test_judges_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_environment_options() -> None:
-    (one,) = environment_configs(["a"], "c", "agent", ["x.y=1", "z=[a, b]", "x.url=http://h:1/v1"])
+    (one,) = environments_of(
+        ["a"],
+        *("--config", "c", "--agent", "agent"),
+        *settings_of("x.y=1", "z=[a, b]", "x.url=http://h:1/v1"),
+    )
     assert (one.name, one.config, one.agent) == ("a", "c", "agent")
     assert dict(one.overrides) == {"x.y": 1, "z": ("a", "b"), "x.url": "http://h:1/v1"}
-    a, b = environment_configs(["a", "b"], (), None, ["b:x.y=true"])
+    a, b = environments_of(["a", "b"], "--set", "b:x.y=true")
     assert (dict(a.overrides), dict(b.overrides)) == ({}, {"x.y": True})
 
 
@@ -86,7 +91,7 @@ def test_wrong_environment_options(
     names: list[str], agent: str | None, settings: list[str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"^[^\n]*{said}[^\n]*$"):
-        environment_configs(names, None, agent, settings)
+        environments_of(names, *(("--agent", agent) if agent else ()), *settings_of(*settings))
 
 
 def rollout(environment: str, reward: float | None, error: str | None = None) -> Rollout:

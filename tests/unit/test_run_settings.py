@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.cli.environments import checked_env_vars, environment_configs
+from gymgate.cli.environments import stack_fields
+from gymgate.cli.run import command
 from gymgate.core.config import EnvironmentConfig, StackConfig
 from gymgate.core.errors import ConfigError
 from gymgate.quality import CheckRequest
 from gymgate.stack.identity import identity_of
+from support.command_lines import environments_of, settings_of
 
 NESTED = """
 server:
@@ -22,8 +24,8 @@ other.key: text
 
 def test_a_file_is_its_leaves_and_later_settings_win(tmp_path: Path) -> None:
     (tmp_path / "over.yaml").write_text(NESTED)
-    (one,) = environment_configs(
-        ["a"], (), None, [f"@{tmp_path}/over.yaml", "other.key=[1]", "new={x: {y: 2}}"]
+    (one,) = environments_of(
+        ["a"], *settings_of(f"@{tmp_path}/over.yaml", "other.key=[1]", "new={x: {y: 2}}")
     )
     assert dict(one.overrides) == {
         "server.resources_servers.mine.worth": 0.5,
@@ -32,7 +34,7 @@ def test_a_file_is_its_leaves_and_later_settings_win(tmp_path: Path) -> None:
         "other.key": (1,),
         "new.x.y": 2,
     }
-    a, b = environment_configs(["a", "b"], (), None, [f"b:@{tmp_path}/over.yaml", "a:x=1"])
+    a, b = environments_of(["a", "b"], *settings_of(f"b:@{tmp_path}/over.yaml", "a:x=1"))
     assert (len(a.overrides), len(b.overrides)) == (1, 4)
 
 
@@ -50,18 +52,23 @@ def test_mappings_in_overrides_leave_a_config_hashable_and_the_same_after_a_trip
 def test_a_file_that_is_no_mapping_is_named(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "over.yaml").write_text(text)
     with pytest.raises(ConfigError, match=rf"^--set @.*over\.yaml[: ][^\n]*{said}[^\n]*$"):
-        environment_configs(["a"], (), None, [f"@{tmp_path}/over.yaml"])
+        environments_of(["a"], "--set", f"@{tmp_path}/over.yaml")
 
 
 def test_variables_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "x")
     monkeypatch.delenv("NOT_MINE", raising=False)
-    assert checked_env_vars(("MINE", "MINE")) == ("MINE",)
+    mine = ("a", "--env-var", "MINE")
+    with command.make_context("run", [*mine, "--env-var", "MINE"]) as context:
+        assert stack_fields(context, ["a"])["env_vars"] == ("MINE",)
+    context = command.make_context("run", [*mine, "--env-var", "NOT_MINE"])
     with pytest.raises(ConfigError, match="'NOT_MINE'"):
-        checked_env_vars(("MINE", "NOT_MINE"))
+        stack_fields(context, ["a"])
 
 
 def test_a_check_takes_lists_as_overrides_and_depends_on_its_variables() -> None:
-    request = CheckRequest(environment="a", version="0.7.0", overrides=(("x", [1, {"y": 2}]),))
+    environment = {"name": "a", "overrides": {"x": [1, {"y": 2}]}}
+    request = CheckRequest.model_validate({"environments": [environment]})
     assert CheckRequest.model_validate_json(request.model_dump_json()) == request
-    assert request.model_copy(update={"env_vars": ("MINE",)}).settings != request.settings
+    other = CheckRequest.model_validate({"environments": [environment], "env_vars": ["MINE"]})
+    assert other.settings != request.settings

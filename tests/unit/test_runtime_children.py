@@ -83,8 +83,8 @@ def fork_server(program: Path) -> None:
 
 def check(program: Path) -> None:
     judge = HTTPEndpoint(base_url="http://h/v1", api_key_env="JUDGE_KEY")
-    request = CheckRequest(
-        environment="x", version="0.7.0", models=(("judge", judge),), env_vars=("TAVILY_API_KEY",)
+    request = CheckRequest.model_validate(
+        {"environments": "x", "models": {"judge": judge}, "env_vars": ["TAVILY_API_KEY"]}
     )
     asyncio.run(processes.check_in_process(request, lambda request, message: None))
 

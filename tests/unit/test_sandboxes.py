@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from gymgate.cli.environments import config_names, environment_configs
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.core.errors import ConfigError, NeedMissingError
 from gymgate.gym.catalog import Catalog
@@ -26,6 +25,7 @@ from gymgate.gym.runtime import sandbox_providers as machine
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.integrations.verl.worker import LoopConfig
+from support.command_lines import environments_of, settings_of
 
 PROVIDERS = (
     "apptainer",
@@ -198,11 +198,12 @@ def test_docker_needs_its_daemon(
 
 
 def test_options_become_an_environment() -> None:
-    assert config_names(()) is None
-    assert config_names(("a",)) == "a"
-    assert config_names(("a", "b.yaml")) == ("a", "b.yaml")
-    (found,) = environment_configs(
-        ("e",), ("a", "b.yaml"), None, ["sandbox.docker.create.network=none"], sandbox="docker"
+    assert [config.config for config in environments_of(["e"])] == [None]
+    assert [config.config for config in environments_of(["e"], "--config", "a")] == ["a"]
+    (found,) = environments_of(
+        ["e"],
+        *("--config", "a", "--config", "b.yaml", "--sandbox", "docker"),
+        *settings_of("sandbox.docker.create.network=none"),
     )
     assert found.config == ("a", "b.yaml")
     assert found.sandbox == "docker"

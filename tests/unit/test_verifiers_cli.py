@@ -14,8 +14,7 @@ pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
 from verifiers.v1.episode import WireEpisode
 
 from gymgate.cli import eval as eval_command
-from gymgate.cli.eval import Line, check_policy, read_line
-from gymgate.cli.policies import sampling_fields
+from gymgate.cli.eval import Line, read_line
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.integrations.eval_options import EvalOptions
@@ -27,6 +26,7 @@ from gymgate.integrations.verifiers.evaluation import (
     policy_of,
     taskset_of,
 )
+from gymgate.integrations.verifiers.policy import check_policy
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +35,15 @@ def own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["gymgate"])
 
 
-def read(args: list[str], **given: Any) -> Line:
-    """What options on our command line say; the others have their defaults."""
-    default = eval_command.run.make_context("run", []).params
-    return read_line(args, default | given, [*given])
+def read(*words: str) -> Line:
+    """What a command line says."""
+    with eval_command.run.make_context("run", [*words]) as context:
+        return read_line(context)
 
 
-def settings_of(args: list[str], **given: Any) -> Any:
-    return parse_settings(read(args, **given).argv, 64, dict(sampling_fields(given.get("sampling", ()))))
+def settings_of(*words: str) -> Any:
+    with eval_command.run.make_context("run", [*words]) as context:
+        return parse_settings(read_line(context).argv, 64, dict(context.params["sampling"]))
 
 
 @pytest.mark.parametrize(
@@ -56,22 +57,17 @@ def settings_of(args: list[str], **given: Any) -> Any:
     ],
 )
 def test_taskset_is_ours_unless_something_names_one(args: list[str], taskset: str | None) -> None:
-    assert read(args, push=True).argv == ([taskset, *args] if taskset else args)
+    assert read(*args, "--push").argv == ([taskset, *args] if taskset else args)
 
 
 def test_options_become_verifiers_flags_and_nothing_is_pushed_unasked() -> None:
-    argv = read(
-        ["--env.agent.max-turns", "3"],
-        environments=("mcqa", "calendar"),
-        repeats=4,
-        urls="http://h/v1",
-        concurrency=9,
-    ).argv
+    options = ("--env", "mcqa", "--env", "calendar", "-r", "4", "-b", "http://h/v1", "-c", "9")
+    argv = read("--env.agent.max-turns", "3", *options).argv
     assert argv == [
         *("nemo-gym-env", "--env.agent.max-turns", "3", "-r", "4", "-c", "9"),
         *("--env.taskset.env", "mcqa,calendar", "--client.base-url", "http://h/v1", "--no-push"),
     ]
-    assert "--no-push" not in read([], push=True).argv
+    assert "--no-push" not in read("--push").argv
 
 
 @pytest.mark.parametrize(
@@ -89,21 +85,17 @@ def test_options_become_verifiers_flags_and_nothing_is_pushed_unasked() -> None:
 def test_the_stack_is_known_early_unless_verifiers_own_arguments_may_change_it(
     args: list[str], told: bool
 ) -> None:
-    assert (read(args).eval_options is not None) == told
+    assert (read(*args).eval_options is not None) == told
 
 
 def test_the_early_stack_is_the_one_that_the_taskset_will_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where verifiers' parser turns the texts of flags into numbers."""
     line = read(
-        [],
-        judges=("my-judge=http://j/v1", "*=policy", "sim=m@http://s/v1"),
-        settings=("a.b=3", "a.c={}", "d=[1, 2]", "e='4'"),
-        env_vars=("HOME", "PATH"),
-        gym=RuntimeConfig(version="0.6.0", interpreter="/venv/bin/python"),
-        hang_timeout=0.0,
-        timeout=7.0,
-        agent_processes=8,
-        config=("one", "two.yaml"),
+        *("--judge", "my-judge=http://j/v1", "--judge", "*=policy", "--judge", "sim=m@http://s/v1"),
+        *("--set", "a.b=3", "--set", "a.c={}", "--set", "d=[1, 2]", "--set", "e='4'"),
+        *("--env-var", "HOME", "--env-var", "PATH", "--gym", "0.6.0@/venv/bin/python"),
+        *("--hang-timeout", "none", "--timeout", "7", "--agent-processes", "8"),
+        *("--config", "one", "--config", "two.yaml"),
     )
     config = parse_settings(line.argv, 64)
     taskset = taskset_of(config)
@@ -123,20 +115,20 @@ def test_the_early_stack_is_the_one_that_the_taskset_will_ask_for(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("args", "given", "said"),
+    ("words", "said"),
     [
-        (["gsm8k"], {"data": "x"}, "'gsm8k'"),
-        ([], {"urls": "http://a/v1,http://b/v1"}, "-b"),
-        ([], {"resume": "outputs/x", "data": "x"}, "data"),
-        (["--env.taskset.max-calls", "3"], {"resume": "outputs/x"}, "--env.taskset.max-calls"),
-        ([], {"judges": ("x=nourl",)}, "--judge 'x=nourl'"),
-        ([], {"environments": ("a", "b"), "agent": "x"}, "agent"),
-        ([], {"environments": ("a", "b"), "settings": ("a:x=1",)}, "--set"),
+        ("gsm8k --data x", "'gsm8k'"),
+        ("-b http://a/v1,http://b/v1", "-b"),
+        ("--resume outputs/x --data x", "data"),
+        ("--env.taskset.max-calls 3 --resume outputs/x", "--env.taskset.max-calls"),
+        ("--judge x=nourl", "--judge 'x=nourl'"),
+        ("--env a --env b --agent x", "agent"),
+        ("--env a --env b --set a:x=1", "--set"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(args: list[str], given: dict[str, Any], said: str) -> None:
+def test_options_that_do_not_fit_are_refused(words: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read(args, **given)
+        read(*words.split())
     assert said in str(caught.value)
 
 
@@ -146,7 +138,7 @@ def test_settings_come_from_files_then_flags(tmp_path: Path) -> None:
         'model = "a"\nmax_concurrent = 3\n[env.taskset]\nid = "nemo_gym_env"\nenv = ["mcqa", "calendar"]\n'
         '[client]\nbase_url = "http://h/v1"\n'
     )
-    config = settings_of(["@", str(file), "--env.taskset.max-calls", "3"], model="b")
+    config = settings_of("@", str(file), "--env.taskset.max-calls", "3", "--model", "b")
     taskset = taskset_of(config)
     assert taskset is not None
     assert (taskset.environment_names(), taskset.max_calls) == (("mcqa", "calendar"), 3)
@@ -157,15 +149,26 @@ def test_settings_come_from_files_then_flags(tmp_path: Path) -> None:
         "ask": True,
     }
     assert (config.max_concurrent, config.push) == (3, False)
-    assert settings_of(["@", str(file)], concurrency=5).max_concurrent == 5
-    assert settings_of([]).max_concurrent == 64
+    assert settings_of("@", str(file), "-c", "5").max_concurrent == 5
+    assert settings_of().max_concurrent == 64
 
 
 def test_sampling_keeps_the_types_of_its_values(tmp_path: Path) -> None:
     """Also of fields that verifiers does not know; they override a file's, as flags do."""
     file = tmp_path / "run.toml"
     file.write_text('[sampling]\ntop_p = 0.9\ntemperature = 1.0\n[env.taskset]\nid = "nemo-gym-env"\n')
-    sampling = settings_of(["@", str(file)], sampling=("temperature=0.5", "stop=[x]", "min_p=null")).sampling
+    sampling = settings_of(
+        *(
+            "@",
+            str(file),
+            "--sampling",
+            "temperature=0.5",
+            "--sampling",
+            "stop=[x]",
+            "--sampling",
+            "min_p=null",
+        )
+    ).sampling
     assert sampling.model_dump(exclude_unset=True) == {
         "top_p": 0.9,
         "temperature": 0.5,
@@ -173,19 +176,19 @@ def test_sampling_keeps_the_types_of_its_values(tmp_path: Path) -> None:
         "min_p": None,
     }
     with pytest.raises(ConfigError) as caught:
-        settings_of([], sampling=("temperature=hot",))
+        settings_of("--sampling", "temperature=hot")
     assert "temperature" in str(caught.value)
 
 
 def test_without_a_policy_there_is_none_and_verifiers_own_tasksets_keep_verifiers_own() -> None:
-    config = settings_of([])
+    config = settings_of()
     assert policy_of(config).items() >= {"url": None, "model": None}.items()
-    other = settings_of(["--env.id", "single-agent", "--env.taskset.id", "nemo-gym-env"])
+    other = settings_of("--env.id", "single-agent", "--env.taskset.id", "nemo-gym-env")
     assert taskset_of(other) is not None
 
 
 def test_the_runs_name_has_the_model_that_is_found_later(tmp_path: Path) -> None:
-    config = settings_of(["-o", str(tmp_path)])
+    config = settings_of("-o", str(tmp_path))
     path = complete(config, ("http://h/v1", "KEY", "Org/Model"))
     assert path.parent == tmp_path
     assert "--org--model--" in path.name
@@ -194,7 +197,7 @@ def test_the_runs_name_has_the_model_that_is_found_later(tmp_path: Path) -> None
         "http://h/v1",
         "KEY",
     )
-    assert complete(settings_of(["--run.name", "x"]), ("http://h/v1", "KEY", "m")).name == "x"
+    assert complete(settings_of("--run.name", "x"), ("http://h/v1", "KEY", "m")).name == "x"
 
 
 @pytest.mark.parametrize(
@@ -206,18 +209,18 @@ def test_a_config_file_that_cannot_be_read_ends_the_command(
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(SystemExit) as caught:
-        settings_of(["nemo-gym-env", "@", str(tmp_path / name)])
+        settings_of("nemo-gym-env", "@", str(tmp_path / name))
     assert caught.value.code
     assert "Traceback" not in "".join(capsys.readouterr())
 
 
 def test_resume_reads_the_saved_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        read([], resume=str(tmp_path))
-    config = settings_of(["-o", str(tmp_path), "--run.name", "x", "--dry-run"])
+        read("--resume", str(tmp_path))
+    config = settings_of("-o", str(tmp_path), "--run.name", "x", "--dry-run")
     path = complete(config, ("http://127.0.0.1:7/v1", "GYMGATE_REPLAY_KEY", "replay"))
     assert evaluation.evaluate(config, path, lambda _: None) == []
-    again = settings_of([], resume=str(path))
+    again = settings_of("--resume", str(path))
     assert again.resume
     assert policy_of(again).items() >= {"url": "http://127.0.0.1:7/v1", "model": "replay"}.items()
     assert complete(again, None) == path
@@ -225,7 +228,7 @@ def test_resume_reads_the_saved_settings(tmp_path: Path) -> None:
 
 
 def test_a_directory_with_results_is_not_written_to(tmp_path: Path) -> None:
-    config = settings_of(["-o", str(tmp_path), "--run.name", "x"])
+    config = settings_of("-o", str(tmp_path), "--run.name", "x")
     path = complete(config, ("http://h/v1", "KEY", "m"))
     path.mkdir()
     (tmp_path / "in").mkdir()
@@ -233,28 +236,28 @@ def test_a_directory_with_results_is_not_written_to(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         evaluation.evaluate(config, path, lambda _: None)
     assert str(path) in str(caught.value)
-    outside = settings_of(["-o", str(tmp_path / "in"), "--run.dir", "../x", "--clean"])
+    outside = settings_of("-o", str(tmp_path / "in"), "--run.dir", "../x", "--clean")
     with pytest.raises(ConfigError):
         evaluation.evaluate(outside, complete(outside, None), lambda _: None)
     assert (path / "traces.jsonl").exists()
-    again = settings_of(["-o", str(tmp_path), "--run.name", "x", "--clean", "--dry-run"])
+    again = settings_of("-o", str(tmp_path), "--run.name", "x", "--clean", "--dry-run")
     evaluation.evaluate(again, complete(again, None), lambda _: None)
     assert not (path / "traces.jsonl").exists()
 
 
 def test_a_model_without_an_endpoint_is_refused() -> None:
     with pytest.raises(ConfigError, match="'m'"):
-        check_policy(EvalOptions(env="mcqa"), None, "m", None)
+        check_policy(EvalOptions(env="mcqa"), print, model="m")
 
 
 def test_an_endpoint_that_is_no_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="'nourl'"):
-        check_policy(EvalOptions(env="mcqa"), "nourl", "m", None)
+        check_policy(EvalOptions(env="mcqa"), print, url="nourl", model="m")
 
 
 def test_an_unreachable_endpoint_is_one_line() -> None:
     with pytest.raises(PolicyError, match=r"127\.0\.0\.1:1"):
-        check_policy(EvalOptions(env="mcqa"), "http://127.0.0.1:1/v1", None, None)
+        check_policy(EvalOptions(env="mcqa"), print, url="http://127.0.0.1:1/v1")
 
 
 def _episode(environment: str, start: float, **trace: Any) -> Any:
@@ -300,14 +303,14 @@ def test_the_closing_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         _episode("mcqa", 101, ok=False, errors=[error]),
     ]
     monkeypatch.setattr(evaluation, "evaluate", lambda *_: episodes)
-    config = settings_of([])
-    code = eval_command._evaluate(config, tmp_path, {"wide": True, "ks": None}, replayed=True)
+    config = settings_of()
+    code = eval_command._evaluate(config, tmp_path, wide=True, ks=None, replayed=True)
     out = capsys.readouterr()
     assert code == 1
     assert out.out.splitlines()[2].split()[-1] == "replayed"
     assert f"gymgate eval run --resume {tmp_path}" in out.err
     assert "1 x ProviderError: no capacity" in out.err
-    assert eval_command._evaluate(config, tmp_path, {"wide": False, "ks": None}, replayed=False) == 1
+    assert eval_command._evaluate(config, tmp_path, wide=False, ks=None, replayed=False) == 1
     del episodes[1]
-    assert eval_command._evaluate(config, tmp_path, {"wide": False, "ks": None}, replayed=False) == 0
+    assert eval_command._evaluate(config, tmp_path, wide=False, ks=None, replayed=False) == 0
     assert "replayed" not in capsys.readouterr().out

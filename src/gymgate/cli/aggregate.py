@@ -27,7 +27,7 @@ from gymgate.results.tables import checked_table, write_table
 from gymgate.results.tracking import log_stored
 from gymgate.runs.aggregate import Runs, read_tasks, refuse_empty
 from gymgate.runs.costs import Price, TokenUsage, refuse_price_of_replay
-from gymgate.runs.metrics import keep, parse_bounds, parse_ks, task_rows
+from gymgate.runs.metrics import keep, parse_bounds, task_rows
 from gymgate.runs.summary import RunSummary, summary_of
 
 
@@ -75,10 +75,10 @@ def command(
     bounds: str | None,
     answer_key: str | None,
     overlap: str,
-    ks: str | None,
+    ks: Sequence[int] | None,
     wide: bool,
     log_to: str | None,
-    prices: tuple[tuple[str, Price], ...],
+    prices: Mapping[str, Price],
     complete: bool,
     markdown: bool,
     as_json: bool,
@@ -96,10 +96,9 @@ def command(
     if bounds is not None and not outputs:
         raise ConfigError(f"--keep {bounds} selects rows of a file: give it with -o")
     limits = parse_bounds(bounds) if bounds else None
-    chosen = parse_ks(ks) if ks else None
     found = Runs(runs, first_of_overlap=overlap == "first")
     collected = read_tasks(found, answer_key)
-    metrics, notes = summary_of(collected, chosen)
+    metrics, notes = summary_of(collected, ks)
     for note in notes:
         log(note)
     refuse_empty(found, collected)
@@ -118,7 +117,7 @@ def command(
     if as_json:
         print_json(AggregatedRuns(metrics, collected.replayed, notes, usage))
     else:
-        print_results(metrics, replayed=collected.replayed, ks=chosen, wide=wide, markdown=markdown)
+        print_results(metrics, replayed=collected.replayed, ks=ks, wide=wide, markdown=markdown)
         if prices:
             print_costs(usage, wide=wide, markdown=markdown)
     if complete and (reasons := [*collected.missing, *_why_incomplete(found, metrics)]):

@@ -15,12 +15,12 @@ from gymgate.cli.options import (
     env_var_option,
     gym_option,
     json_option,
-    key_value,
     number_option,
     seconds_option,
     set_option,
 )
 from gymgate.cli.output import echo, log, print_json, print_table
+from gymgate.cli.texts import key_value
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
 
@@ -81,13 +81,13 @@ def command() -> None:
 @seconds_option("--prepare-timeout", "timeout_s", default=14400.0, help="Seconds for the whole preparation.")
 @gym_option
 @json_option
+@click.pass_context
 def prepare(
+    context: click.Context,
+    /,
     environment: str,
     output: Path | None,
     as_json: bool,
-    config: tuple[str, ...],
-    agent: str | None,
-    settings: tuple[str, ...],
     gym: RuntimeConfig,
     **options: Any,
 ) -> None:
@@ -108,8 +108,9 @@ def prepare(
     from gymgate.gym.preparation import ScriptHelp
     from gymgate.gym.preparation import prepare as prepare_data
 
-    (environment_config,) = environment_configs((environment,), config, agent, settings)
-    prepare_config = _prepare_config(environment=environment_config, runtime=gym, **options)
+    (environment_config,) = environment_configs(context, [environment])
+    own = {name: value for name, value in options.items() if name not in ("config", "agent", "settings")}
+    prepare_config = _prepare_config(environment=environment_config, runtime=gym, **own)
     target = writable_path(output or Path("data") / _file_name(environment))
     try:
         manifest = prepare_data(prepare_config, target, progress=log)

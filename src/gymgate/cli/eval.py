@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlparse
 
 import click
 from pydantic import ValidationError
 
-from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.metrics_tables import print_causes, print_results
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
@@ -25,11 +21,12 @@ from gymgate.cli.options import (
     add_options,
     api_key_var_option,
     base_url_option,
-    checked_url,
     complete_environments,
     concurrency_option,
     data_option,
+    given_fields,
     gym_option,
+    is_given,
     k_option,
     model_option,
     option,
@@ -39,34 +36,22 @@ from gymgate.cli.options import (
     wide_option,
 )
 from gymgate.cli.output import log
-from gymgate.cli.policies import endpoint_list, sampling_fields
-from gymgate.core.config import DEFAULT_KEY_VARIABLE, HTTPEndpoint, validation_message
+from gymgate.cli.texts import endpoint_list, parse_judges, parse_overrides
+from gymgate.core.config import EnvironmentConfig, RolloutLimits, StackConfig, validation_message
 from gymgate.core.errors import ConfigError
-from gymgate.gym.open_needs import require_needs
 from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT, EvalOptions
+from gymgate.integrations.stacks import starting_early
 from gymgate.integrations.verifiers import PLUGIN_ID, require_verifiers
+from gymgate.integrations.verifiers.policy import Policy, check_policy, replaying
 from gymgate.runs.counts import RolloutCounts
-from gymgate.runs.metrics import parse_ks, summary_rows
-from gymgate.runs.policies import ask_judges, asked_endpoint
+from gymgate.runs.metrics import summary_rows
+from gymgate.runs.spec import RunSpec
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.cli.eval import EvalConfig
 
 EPILOG = """All other options go to verifiers unchanged: `vf-eval nemo-gym-env --help` lists them, and `@ FILE` reads
 them from TOML or JSON. --data, --judge, --timeout and the like are short for `--env.taskset.*`."""
-REPLAY_KEY_VARIABLE = "GYMGATE_REPLAY_KEY"
-"""API key variable of an eval that replays recorded rollouts. It is never set; a resumed run is recognised by it."""
-SETTINGS = {
-    "data": "data",
-    "sandbox": "sandbox",
-    "routing": "routing",
-    "gateway_host": "gateway_host",
-    "agent": "agent",
-    "timeout": "timeout_s",
-    "agent_processes": "agent_processes",
-    "max_calls": "max_calls",
-}
-"""Option -> setting of the taskset with the same value."""
 FLAGS = {
     "rows": "-n",
     "repeats": "-r",
@@ -120,7 +105,16 @@ def command() -> None:
     "Output", "--resume", metavar="RUN_DIR", help="Run what a saved run still lacks; takes no other settings."
 )
 @click.pass_context
-def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: bool, **options: Any) -> int:
+def run(
+    context: click.Context,
+    /,
+    ks: Sequence[int] | None,
+    wide: bool,
+    resume: str | None,
+    concurrency: int,
+    sampling: Mapping[str, Any],
+    **_: Any,
+) -> int:
     """Run NeMo Gym environments through verifiers' eval; TASKSET defaults to nemo-gym-env.
 
     Without an endpoint (-b) the recorded rollouts that NeMo Gym ships are replayed: no model, no key. Without --rows the
@@ -131,34 +125,36 @@ def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: 
       gymgate eval run --env mcqa --env citation_if -b http://localhost:8000/v1 -n 50 -r 4
     """
     require_verifiers()
-    default = click.core.ParameterSource.DEFAULT
-    names_given = [name for name in options if context.get_parameter_source(name) != default]
-    line = read_line(args, options, names_given)
-    table = {"ks": parse_ks(ks) if ks else None, "wide": wide}
+    line = read_line(context)
     with contextlib.ExitStack() as exits:
         policy = None
-        if (eval_options := line.eval_options) is not None:
-            policy = check_policy(eval_options, line.url, options["model"], options["api_key_var"])
+        if line.eval_options is not None:
+            values = context.params
+            policy = check_policy(
+                line.eval_options,
+                log,
+                url=line.url,
+                model=values["model"],
+                key_variable=values["api_key_var"],
+            )
             line = with_judges(line, policy)
-            eval_options = line.eval_options or eval_options
-            if eval_options.ray is None:
-                from gymgate.integrations.stacks import starting_early
-
-                exits.enter_context(starting_early(eval_options.run_spec().stack, log))
+            assert line.eval_options is not None
+            stack = line.eval_options.run_spec().stack
+            if stack.ray is None:
+                exits.enter_context(starting_early(stack, log))
         log("loading verifiers")
         from gymgate.integrations.verifiers import evaluation
 
         exits.enter_context(_one_line())
-        sampling = dict(sampling_fields(options["sampling"]))
-        config = evaluation.parse_settings(line.argv, options["concurrency"], sampling)
-        if config.resume and not options["resume"]:
+        config = evaluation.parse_settings(line.argv, concurrency, dict(sampling))
+        if config.resume and not resume:
             raise ConfigError("a saved run is resumed with --resume RUN_DIR")
         if (eval_options := evaluation.taskset_of(config)) is not None:
-            policy = policy or check_policy(eval_options, **evaluation.policy_of(config))
+            policy = policy or check_policy(eval_options, log, **evaluation.policy_of(config))
             if policy.replayed:
-                policy = exits.enter_context(_replaying(eval_options, policy))
+                policy = exits.enter_context(replaying(eval_options, policy))
         path = evaluation.complete(config, policy and policy[:3])
-        return _evaluate(config, path, table, replayed=policy is not None and policy.replayed)
+        return _evaluate(config, path, ks=ks, wide=wide, replayed=policy is not None and policy.replayed)
 
 
 class Line(NamedTuple):
@@ -171,13 +167,15 @@ class Line(NamedTuple):
     url: str | None = None
 
 
-def read_line(args: Sequence[str], options: Mapping[str, Any], given: Collection[str]) -> Line:
-    """Return what `args`, which are for verifiers, and our options say.
+def read_line(context: click.Context) -> Line:
+    """Return what the command line says: its arguments, which are for verifiers, and our options.
 
-    `given` are the names of the options on our command line. The others hold defaults, which must not override a config
-    file. Raises `ConfigError` for options that do not fit the taskset or one another.
+    Options that are not on it hold defaults, which must not override a config file. Raises `ConfigError` for options that do
+    not fit the taskset or one another.
     """
-    if directory := options["resume"]:
+    values, args = context.params, context.params["args"]
+    given = [name for name in values if name != "args" and is_given(context, name)]
+    if directory := values["resume"]:
         if wrong := sorted({*given} - {"resume", "push"}) or [*args]:
             raise ConfigError(
                 f"--resume takes every setting from the saved run; leave out {', '.join(wrong)}"
@@ -190,21 +188,21 @@ def read_line(args: Sequence[str], options: Mapping[str, Any], given: Collection
     elsewhere = any(arg.startswith(("@", "--env.taskset.id")) for arg in args)
     argv = [*args] if taskset or elsewhere else [PLUGIN_ID, *args]
     ours = argv[0].replace("_", "-") == PLUGIN_ID
-    settings = _settings(options, given)
+    settings = taskset_settings(context)
     if settings and taskset and not ours:
         raise ConfigError(
             f"{', '.join(settings)}: settings of {PLUGIN_ID}, which taskset {taskset!r} does not have"
         )
-    flags = {flag: options[name] for name, flag in FLAGS.items() if name in given}
+    flags = {flag: values[name] for name, flag in FLAGS.items() if name in given}
     flags |= {f"--env.taskset.{name.replace('_', '-')}": value for name, value in settings.items()}
-    url, *replicas = endpoint_list(options["urls"]) if options["urls"] else [None]
+    url, *replicas = endpoint_list(values["urls"]) if values["urls"] else [None]
     if replicas:
         raise ConfigError("verifiers calls one endpoint, and -b has several; `gymgate run` takes replicas")
     if url:
         flags["--client.base-url"] = url
     for flag, value in flags.items():
         argv += [flag, str(value) if value is None or isinstance(value, str) else json.dumps(value)]
-    if not options["push"] and "--push" not in args:
+    if not values["push"] and "--push" not in args:
         argv.append("--no-push")
     if not ours or any(arg.startswith(UNREAD) for arg in args):
         return Line(argv)
@@ -214,91 +212,29 @@ def read_line(args: Sequence[str], options: Mapping[str, Any], given: Collection
         raise ConfigError(validation_message(error)) from None
 
 
-def _settings(options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the settings of the taskset that our options give."""
-    settings = {name: options[parameter] for parameter, name in SETTINGS.items() if parameter in given}
-    for parameter, name in (("environments", "env"), ("config", "config")):
-        if options[parameter]:
-            settings[name] = ",".join(options[parameter])
-    if options["env_vars"]:
-        settings["env_vars"] = [*options["env_vars"]]
-    if "gym" in given:
-        settings["gym"] = options["gym"].version
-        if options["gym"].interpreter is not None:
-            settings["interpreter"] = options["gym"].interpreter
-    if options["judges"] or options["judge_key_vars"]:
+def taskset_settings(context: click.Context) -> dict[str, Any]:
+    """Return the settings of the taskset that our options give: its fields are those of a run's description."""
+    values, given = context.params, given_fields(context)
+    data = {name: value for name, value in given[RunSpec].items() if name == "data"}
+    settings = {**data, **given[EnvironmentConfig], **given[StackConfig], **given[RolloutLimits]}
+    if (runtime := settings.pop("runtime", None)) is not None:
+        settings |= {"gym": runtime.version, **runtime.model_dump(include={"interpreter"}, exclude_none=True)}
+    if values["environments"]:
+        settings["env"] = ",".join(values["environments"])
+    if not isinstance(config := settings.get("config", ""), str):
+        settings["config"] = ",".join(config)
+    if judges := parse_judges(values["judges"], values["judge_key_vars"]):
         settings["models"] = {
-            name: endpoint if isinstance(endpoint, str) else endpoint.model_dump(exclude_unset=True)
-            for name, endpoint in parse_judges(options["judges"], options["judge_key_vars"]).items()
+            name: judge if isinstance(judge, str) else judge.model_dump(exclude_unset=True)
+            for name, judge in judges.items()
         }
-    if options["settings"]:
-        environments = options["environments"] or (DEFAULT_ENVIRONMENT,)
-        first, *others = environment_configs(environments, (), None, options["settings"])
-        if others:
+    if values["settings"]:
+        environments = values["environments"] or (DEFAULT_ENVIRONMENT,)
+        overrides = parse_overrides(values["settings"], environments)
+        if len(environments) > 1:
             raise ConfigError("--set takes one environment here; give one --env, or use `gymgate run`")
-        settings["overrides"] = dict(first.overrides)
-    if "hang_timeout" in given:
-        settings["hang_timeout_s"] = options["hang_timeout"] or None
+        settings["overrides"] = overrides[environments[0]]
     return settings
-
-
-class Policy(NamedTuple):
-    """The policy of an eval, as verifiers' client is told of it."""
-
-    base_url: str
-    key_variable: str
-    model: str
-    judges: Mapping[str, Any] = MappingProxyType({})
-    """Settings of the judges whose model their endpoint told."""
-
-    @property
-    def replayed(self) -> bool:
-        """Whether recorded answers are given; then the address is that of the saved run's server, or empty."""
-        return self.key_variable == REPLAY_KEY_VARIABLE
-
-
-def check_policy(
-    eval_options: EvalOptions,
-    url: str | None,
-    model: str | None,
-    key_variable: str | None,
-    *,
-    ask: bool = True,
-) -> Policy:
-    """Ask the endpoint, if there is one, and check environments and judges; return the policy.
-
-    Raises `ConfigError`, `PolicyError` or `NeedMissingError`. Without `ask` a named model is believed.
-    """
-    if model and not url:
-        raise ConfigError(f"model {model!r} needs an endpoint: -b http://host:8000/v1")
-    if url is None or key_variable == REPLAY_KEY_VARIABLE:
-        names = ", ".join(eval_options.environment_names())
-        log(f"policy: recorded answers of {names}, replayed (no model is called); -b URL calls a model")
-        policy = Policy(url or "", REPLAY_KEY_VARIABLE, model or "replay")
-    else:
-        variable = key_variable or DEFAULT_KEY_VARIABLE
-        endpoint = HTTPEndpoint(
-            base_url=checked_url(url),
-            model=model,
-            dialect=eval_options.dialect,
-            api_key_env=variable if os.environ.get(variable) else None,
-        )
-        if model is None or (ask and eval_options.ray is None):
-            endpoint = asked_endpoint(endpoint, 0, log)
-        policy = Policy(url, variable, str(endpoint.model))
-    stack = eval_options.run_spec().stack
-    if ask and stack.is_local:
-        asked = ask_judges(dict(stack.models), 0, log)
-        known = dict(stack.models)
-        judges = {
-            name: endpoint.model_dump(exclude_unset=True)
-            for name, endpoint in asked.items()
-            if isinstance(endpoint, HTTPEndpoint) and endpoint != known[name]
-        }
-        policy = policy._replace(judges=judges)
-    environments = eval_options.find_environments(log)
-    require_needs(stack, [*environments.values()], replayed=policy.replayed)
-    return policy
 
 
 def with_judges(line: Line, policy: Policy) -> Line:
@@ -308,17 +244,6 @@ def with_judges(line: Line, policy: Policy) -> Line:
     models = {**line.eval_options.models, **policy.judges}
     options = line.eval_options.model_copy(update={"models": models})
     return line._replace(argv=[*line.argv, "--env.taskset.models", json.dumps(models)], eval_options=options)
-
-
-@contextlib.contextmanager
-def _replaying(eval_options: EvalOptions, policy: Policy) -> Iterator[Policy]:
-    """Serve recorded answers; a resumed run's at the port that its settings have."""
-    from gymgate.cli.serve import ReplayServer
-
-    port = urlparse(policy.base_url).port or 0
-    runtime = eval_options.run_spec().stack.runtime
-    with ReplayServer(eval_options.environment_names(), port=port, runtime=runtime) as server:
-        yield policy._replace(base_url=server.base_url)
 
 
 @contextlib.contextmanager
@@ -332,7 +257,7 @@ def _one_line() -> Iterator[None]:
         raise
 
 
-def _evaluate(config: EvalConfig, path: Path, table: Mapping[str, Any], *, replayed: bool) -> int:
+def _evaluate(config: EvalConfig, path: Path, *, ks: Sequence[int] | None, wide: bool, replayed: bool) -> int:
     """Run an eval in its directory and print its closing table; return the exit code, 1 if rollouts failed."""
     from gymgate.integrations.verifiers.evaluation import evaluate, metrics_of
 
@@ -354,11 +279,9 @@ def _evaluate(config: EvalConfig, path: Path, table: Mapping[str, Any], *, repla
     environments, tasks = metrics_of(episodes, since=started)
     counts = RolloutCounts.total(environments.values())
     rates = {name: metrics.rate for name, metrics in environments.items()}
-    rows = [
-        {**row, "rollouts_per_s": rates.get(row["environment"])} for row in summary_rows(tasks, table["ks"])
-    ]
+    rows = [{**row, "rollouts_per_s": rates.get(row["environment"])} for row in summary_rows(tasks, ks)]
     click.echo()
-    print_results(rows, replayed=replayed, **table)
+    print_results(rows, replayed=replayed, ks=ks, wide=wide)
     print_causes(counts.causes)
     click.echo(f"results: {path}")
     log(

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -16,23 +12,20 @@ import click
 from annotated_types import Ge, Gt
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
-from packaging.version import InvalidVersion, Version
 
+from gymgate.cli.texts import header_fields, parse_prices, parse_runtime, sampling_fields
 from gymgate.core.config import (
     DEFAULT_KEY_VARIABLE,
     DEFAULT_NEMO_GYM,
-    POLICY,
     Config,
     EnvironmentConfig,
     HTTPEndpoint,
     RolloutLimits,
-    RuntimeConfig,
     StackConfig,
 )
-from gymgate.core.errors import OptionError
-from gymgate.gym.catalog.parse import parse_yaml
-from gymgate.runs.costs import Price
+from gymgate.runs.metrics import parse_ks
 from gymgate.runs.pace import Pace
+from gymgate.runs.plan import parse_shard
 from gymgate.runs.spec import RunSpec
 
 Command = Callable[..., Any]
@@ -73,43 +66,50 @@ def option(group: str, *names: str, **attributes: Any) -> Callable[[Command], Co
 def field_option(
     group: str, cls: type[Config], name: str, *names: str, **attributes: Any
 ) -> Callable[[Command], Command]:
-    """Return an option that sets a config's field; its type, bounds, default and help are the field's."""
+    """Return an option that sets a config's field; its name, type, bounds, default and help are the field's."""
     field = cls.model_fields[name]
-    kinds = [each for each in get_args(field.annotation) if each is not type(None)]
+    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
     optional = len(kinds) < len(get_args(field.annotation))
     kind = kinds[0] if optional else field.annotation
     low = next((bound for bound in field.metadata if isinstance(bound, Ge | Gt)), None)
     bounds: dict[str, Any] = {} if low is None else {"min": low.ge if isinstance(low, Ge) else low.gt}
     text = " ".join((field.description or "").replace("`", "").split())
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if get_origin(kind) is Literal:
-        found["type"] = click.Choice(get_args(kind))
+        settings["type"] = click.Choice(get_args(kind))
     elif kind is bool:
-        found["is_flag"] = True
+        settings["is_flag"] = True
     elif kind is int:
-        found |= {"type": click.IntRange(**bounds), "metavar": "N"}
+        settings |= {"type": click.IntRange(**bounds), "metavar": "N"}
     elif kind is float:
-        found |= {"type": Seconds(**bounds, min_open=isinstance(low, Gt)), "metavar": "SECONDS"}
-    if any(get_origin(each) is tuple for each in (field.annotation, *kinds)):
-        found["multiple"] = True
+        number = FiniteRange(**bounds, min_open=isinstance(low, Gt)) if low else Finite()
+        settings |= {"type": number, "metavar": "SECONDS"}
+    if any(get_origin(kind) is tuple for kind in (field.annotation, *kinds)):
+        settings["multiple"] = True
         text += " Repeatable."
-    elif field.default is not None and kind is not bool:
-        found |= {"default": field.default, "show_default": True}
+    elif field.default is not None and not field.is_required() and kind is not bool:
+        settings |= {"default": field.default, "show_default": True}
         if optional:
-            found["type"] = OrNone(found["type"])
+            settings["type"] = OrNone(settings["type"])
             text = text.replace("None", "none")
     text = text.replace(". None:", ". Default:").replace("None:", "default:")
-    return option(group, *names, field=(cls, name), **{"help": text, **found, **attributes})
+    names = names or ("--" + name.replace("_", "-"),)
+    return option(group, *names, field=(cls, name), **{"help": text, **settings, **attributes})
+
+
+def parsed(parse: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a callback that parses what an option's value is, if it has one."""
+    return lambda _context, _option, value: parse(value) if value else value
 
 
 def given_fields(context: click.Context) -> dict[type[Config], dict[str, Any]]:
     """Return the values of `field_option`s on the command line, by config and field."""
-    found: dict[type[Config], dict[str, Any]] = defaultdict(dict)
+    values: dict[type[Config], dict[str, Any]] = defaultdict(dict)
     for parameter in context.command.params:
         if isinstance(parameter, Option) and parameter.field and is_given(context, parameter.name):
             cls, name = parameter.field
-            found[cls][name] = context.params[parameter.name or ""]
-    return found
+            values[cls][name] = context.params[parameter.name or ""]
+    return values
 
 
 def is_given(context: click.Context, name: str | None) -> bool:
@@ -156,7 +156,7 @@ def complete_environments(
 
 
 class Finite(click.types.FloatParamType):
-    """A finite number on the command line."""
+    """A finite number."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -166,13 +166,7 @@ class Finite(click.types.FloatParamType):
 
 
 class FiniteRange(click.FloatRange, Finite):
-    """A finite number within a range, on the command line."""
-
-
-class Seconds(FiniteRange):
-    """Seconds on the command line."""
-
-    name = "seconds"
+    """A finite number within a range."""
 
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -195,45 +189,12 @@ def seconds_option(
     return option(
         group,
         *names,
-        type=Seconds(0, min_open=True),
+        type=FiniteRange(0, min_open=True),
         metavar="SECONDS",
         help=help,
         default=default,
         show_default=True,
     )
-
-
-class Gym(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    """A nemo-gym release on the command line, as `RuntimeConfig`: `0.7.0`, `/path/to/python` or `0.7.0@/path/to/python`."""
-
-    name = "gym"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> RuntimeConfig:
-        if isinstance(value, RuntimeConfig):
-            return value
-        version, _, path = value.rpartition("@") if os.sep in value else (value, "", None)
-        version = version or DEFAULT_NEMO_GYM
-        try:
-            Version(version)
-        except InvalidVersion:
-            self.fail(f"{version!r} is not a version; write e.g. {DEFAULT_NEMO_GYM}.", param, ctx)
-        return RuntimeConfig(version=version, interpreter=path)
-
-
-class PriceText(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    """A price on the command line, as model server and `Price`: `0.15,0.6` or `NAME=0.15,0.6`."""
-
-    name = "price"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        server, _, numbers = value.rpartition("=")
-        try:
-            price = Price(*map(float, numbers.split(",")))
-        except (TypeError, ValueError):
-            price = Price(math.nan, math.nan)
-        if not all(0 <= dollars < math.inf for dollars in price):
-            self.fail(f"{value!r} is not two prices; write e.g. 0.15,0.60", param, ctx)
-        return server or POLICY, price
 
 
 price_option = field_option(
@@ -242,17 +203,19 @@ price_option = field_option(
     "prices",
     "--price",
     "prices",
-    type=PriceText(),
+    callback=parsed(parse_prices),
     metavar="[NAME=]IN,OUT",
     help="Show tokens and cost: dollars per million input and output tokens of the policy, or of judge NAME ('*': all others). "
     "Repeatable.",
 )
-gym_option = option(
+gym_option = field_option(
     "Environment",
+    StackConfig,
+    "runtime",
     "--gym",
-    type=Gym(),
+    "gym",
+    callback=parsed(parse_runtime),
     default=DEFAULT_NEMO_GYM,
-    show_default=True,
     metavar="VERSION[@PYTHON]",
     help="nemo-gym release, or the interpreter of one that you installed yourself.",
 )
@@ -312,10 +275,12 @@ api_key_var_option = field_option(
     metavar="NAME",
     help=f"Environment variable with the endpoint's key. [{DEFAULT_KEY_VARIABLE}, if set]",
 )
-sampling_option = option(
+sampling_option = field_option(
     "Policy",
+    HTTPEndpoint,
+    "sampling",
     "--sampling",
-    multiple=True,
+    callback=parsed(sampling_fields),
     metavar="KEY=VALUE",
     help="Field of every policy call, e.g. temperature=0.7. Repeatable.",
 )
@@ -355,7 +320,14 @@ set_option = option(
     "ENV:KEY=VALUE with several environments. A key that nothing reads is refused; +KEY=VALUE sets it all the same. Repeatable.",
 )
 env_var_option = field_option("Environment", StackConfig, "env_vars", "--env-var", "env_vars", metavar="NAME")
-config_option = field_option("Environment", EnvironmentConfig, "config", "--config", metavar="NAME")
+config_option = field_option(
+    "Environment",
+    EnvironmentConfig,
+    "config",
+    "--config",
+    metavar="NAME",
+    callback=parsed(lambda names: names[0] if len(names) == 1 else names),
+)
 sandbox_option = field_option("Environment", EnvironmentConfig, "sandbox", "--sandbox", metavar="NAME|YAML")
 agent_option = field_option("Environment", EnvironmentConfig, "agent", "--agent", metavar="NAME")
 routing_option = field_option("Environment", EnvironmentConfig, "routing", "--routing")
@@ -383,6 +355,7 @@ k_option = option(
     "-k",
     "--ks",
     "ks",
+    callback=parsed(parse_ks),
     metavar="K,...",
     help="k of pass@k and maj@k, over the tasks with enough scored rollouts. [the table: 1 and the largest]",
 )
@@ -432,96 +405,35 @@ log_to_option = option(
 )
 
 
+shard_option = option(
+    "Rows",
+    "--shard",
+    callback=parsed(parse_shard),
+    metavar="I/N",
+    help="Run only shard I of N, in DIR/shard-I-of-N.",
+)
+
+
 ENDPOINT_OPTIONS = (
     base_url_option,
     model_option,
     sampling_option,
     api_key_var_option,
     field_option("Policy", RunSpec, "wait_for_policy_s", "--wait-for-policy"),
-    field_option("Policy", HTTPEndpoint, "dialect", "--dialect"),
-    option(
+    field_option("Policy", HTTPEndpoint, "dialect"),
+    field_option(
         "Policy",
+        HTTPEndpoint,
+        "headers",
         "--header",
         "headers",
-        multiple=True,
+        callback=parsed(header_fields),
         metavar="NAME=VALUE",
         help="Header of every policy call. Repeatable.",
     ),
-    field_option("Policy", HTTPEndpoint, "max_retries", "--max-retries"),
+    field_option("Policy", HTTPEndpoint, "max_retries"),
     field_option("Policy", HTTPEndpoint, "timeout_s", "--call-timeout"),
 )
-
-
-@dataclass(frozen=True)
-class EndpointOptions:
-    """Values of `endpoint_options`, which a command gets as `endpoint`."""
-
-    urls: str | None
-    """As given: comma-separated, unchecked; `None`: recorded rollouts are replayed."""
-    headers: tuple[str, ...]
-    sampling: tuple[str, ...]
-    wait_for_policy: float | None
-    fields: Mapping[str, Any]
-    """Further fields of `HTTPEndpoint` that are on the command line."""
-    given: Sequence[str]
-    """Names of these options that are on the command line, without `-b`."""
-
-
-def endpoint_options(command: Command) -> Command:
-    """Add the options of the policy's endpoint; the command gets `endpoint: EndpointOptions`."""
-
-    @wraps(command)
-    def gathered(**values: Any) -> Any:
-        context = click.get_current_context()
-        parameters = [
-            each
-            for each in context.command.params
-            if isinstance(each, Option) and each.group == "Policy" and each.name != "files"
-        ]
-        own = {each.name: values.pop(each.name or "") for each in parameters}
-        endpoint = EndpointOptions(
-            own["urls"],
-            own["headers"],
-            own["sampling"],
-            own["wait_for_policy"],
-            fields=given_fields(context)[HTTPEndpoint],
-            given=[
-                each.opts[0] for each in parameters if each.name != "urls" and is_given(context, each.name)
-            ],
-        )
-        return command(endpoint=endpoint, **values)
-
-    return add_options(ENDPOINT_OPTIONS)(gathered)
-
-
-def key_variable(name: str | None) -> str | None:
-    """Return the variable that holds a key: the named one, else the default one if it is set."""
-    return name or (DEFAULT_KEY_VARIABLE if os.environ.get(DEFAULT_KEY_VARIABLE) else None)
-
-
-def checked_url(text: str) -> str:
-    """Return an endpoint's address; raises `OptionError` if it is not an http(s) URL."""
-    if not re.match(r"https?://[^/]", text):
-        raise OptionError(f"-b {text!r} is not a URL; write http://host:8000/v1")
-    return text
-
-
-def yaml_value(option: str, text: str, value: str) -> Any:
-    """Return the value of `OPTION KEY=VALUE`, which is YAML. Raises `OptionError`."""
-    try:
-        return parse_yaml(value)
-    except ValueError as error:
-        raise OptionError(
-            f"{option} {text!r}: the value is not YAML: {' '.join(str(error).split())}"
-        ) from None
-
-
-def key_value(option: str, text: str, example: str = "") -> tuple[str, Any]:
-    """Return the key and the value of `OPTION KEY=VALUE`. Raises `OptionError`; `example` goes to its message."""
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise OptionError(f"{option} {text!r}: write KEY=VALUE{example}")
-    return key, yaml_value(option, text, value)
 
 
 def add_options(options: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -25,7 +26,7 @@ def command(
     tasks: int,
     per_task: int,
     overlap: str,
-    prices: tuple[tuple[str, Price], ...],
+    prices: Mapping[str, Price],
 ) -> None:
     """Write runs as one HTML file.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,26 @@ from typing import Any
 import click
 
 from gymgate.cli.environments import environment_configs
-from gymgate.cli.options import GroupedCommand, add_options, complete_environments, is_given, option
+from gymgate.cli.options import (
+    GroupedCommand,
+    add_options,
+    complete_environments,
+    is_given,
+    option,
+    shard_option,
+)
 from gymgate.cli.output import Log
-from gymgate.cli.run import CONDUCT_OPTIONS, SHARD_OPTION, conduct, finish, showing_run
-from gymgate.cli.run_spec import environment_of, overridden, runtime_of
-from gymgate.core.config import EnvironmentConfig, ReplayEndpoint, RuntimeConfig
+from gymgate.cli.run import CONDUCT_OPTIONS, conduct, finish, showing_run
+from gymgate.cli.run_spec import catalog_of, overridden
+from gymgate.core.config import EnvironmentConfig, ReplayEndpoint
 from gymgate.core.errors import ConfigError, DivergedError
 from gymgate.gym.catalog import Catalog, Environment
 from gymgate.gym.open_needs import require_needs
 from gymgate.gym.runtime import open_catalog
 from gymgate.results.rescore import Rescoring, StoredRun
-from gymgate.runs.metrics import parse_ks
-from gymgate.runs.plan import WHOLE, parse_shard
-from gymgate.runs.policies import ask_judges
+from gymgate.runs.plan import WHOLE, Shard
+from gymgate.runs.policies import ask_models
+from gymgate.runs.prepare import environment_of
 from gymgate.runs.spec import RunSpec
 from gymgate.stack.description import stack_settings
 
@@ -38,7 +46,7 @@ from gymgate.stack.description import stack_settings
     shell_complete=complete_environments,
     help="Environment that plays the rollouts, e.g. the path of a config file. Repeatable. [the packaged ones of RUN]",
 )
-@SHARD_OPTION
+@shard_option
 @add_options(CONDUCT_OPTIONS)
 @option(
     "Output",
@@ -57,10 +65,10 @@ def command(
     output: Path,
     judge_failed: bool,
     named: tuple[str, ...],
-    shard: str | None,
+    shard: Shard | None,
     rerun_failed: bool,
     budget: float | None,
-    ks: str | None,
+    ks: Sequence[int] | None,
     log_to: str | None,
     as_json: bool,
     wide: bool,
@@ -81,7 +89,6 @@ def command(
     gymgate rescore runs/base -o runs/strict --set mcqa.resources_servers.mcqa.KEY=VALUE
     gymgate compare runs/base runs/strict
     """
-    chosen = parse_ks(ks) if ks else None
     with showing_run() as (show, log):
         run = StoredRun(stored, judge_failed_only=judge_failed)
         for count, what in (
@@ -91,13 +98,11 @@ def command(
             if count:
                 log(f"{stored}: {count} rollouts {what}")
         spec = _spec(context, run, named, log)
-        if spec.stack.is_local:
-            judges = ask_judges(dict(spec.stack.models), 0, log)
-            stack = spec.stack.model_copy(update={"models": tuple(sorted(judges.items()))})
-            spec = spec.model_copy(update={"stack": stack})
-        catalog = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=log)
+        policy = ReplayEndpoint(rollouts=(str(stored),))
+        stack = asyncio.run(ask_models(spec.stack, policy, 0, log))[0]
+        catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
         try:
-            environments = catalog.named(spec.stack.environments)
+            environments = catalog.named(stack.environments)
         except ConfigError as error:
             if named or run.settings:
                 raise
@@ -106,16 +111,16 @@ def command(
             context,
             run,
             named,
-            list(zip(spec.stack.environments, environments.values(), strict=True)),
+            list(zip(stack.environments, environments.values(), strict=True)),
             catalog,
         )
-        require_needs(spec.stack, environments.values(), replayed=True)
+        require_needs(stack, environments.values(), replayed=True)
         rescoring = Rescoring(
-            stack=spec.stack,
-            policy=ReplayEndpoint(rollouts=(str(stored),)),
-            plan=run.plan(parse_shard(shard) if shard is not None else WHOLE),
+            stack=stack,
+            policy=policy,
+            plan=run.plan(shard or WHOLE),
             names=[str(stored)],
-            stack_settings=stack_settings(spec.stack, catalog, environments),
+            stack_settings=stack_settings(stack, catalog, environments),
             limits=spec.limits,
             pace=spec.pace,
             record_bodies=spec.record_bodies,
@@ -135,7 +140,7 @@ def command(
         rescoring,
         end,
         output,
-        ks=chosen,
+        ks=ks,
         as_json=as_json,
         wide=wide,
         base=stored,
@@ -165,15 +170,16 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
             name: judge for name, judge in settings.get("judges", {}).items() if isinstance(judge, str)
         }
         file["limits"] = settings["limits"]
-    runtime = RuntimeConfig.model_validate(runtime_of(context, file))
     stored = settings.get("environments", ())
     before = {name: config for config in stored for name in (config["name"], config.get("path"))}
     names: list[Any] = [_stored_environment(before[name], run) if name in before else name for name in named]
     if not named and not before:
         names = run.environments
         if run.is_gym:
-            catalog = open_catalog(runtime, progress=log)
-            names = sorted({_environment_of(agent, run, catalog) for agent in run.environments})
+            catalog = catalog_of(context, file, log)
+            names = sorted(
+                {environment_of(agent, catalog, str(run.path), "--env ENV") for agent in run.environments}
+            )
     return overridden(context, file, names)
 
 
@@ -188,10 +194,9 @@ def _refuse_code_of_run(
 
     Raises `ConfigError` with the options that would use them.
     """
-    values = context.params
     stored = {config.get("path", config["name"]): config for config in run.settings.get("environments", ())}
     names = [config.name for config, _ in environments]
-    from_options = environment_configs(names, values["config"], values["agent"], values["settings"])
+    from_options = environment_configs(context, names)
     missing: list[str] = []
     for (config, environment), options in zip(environments, from_options, strict=True):
         prefix = f"{config.name}:" if len(names) > 1 else ""
@@ -230,9 +235,3 @@ def _stored_environment(settings: Mapping[str, Any], run: StoredRun) -> dict[str
     config = {**settings, "name": settings.get("path", settings["name"])}
     config.pop("path", None)
     return config
-
-
-def _environment_of(agent: str, run: StoredRun, catalog: Catalog) -> str:
-    if (name := environment_of(agent, catalog)) is None:
-        raise ConfigError(f"{run.path}: no environment has agent {agent!r}; give the environment: --env ENV")
-    return name

@@ -17,16 +17,15 @@ import click
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.metrics_tables import print_causes, print_costs, print_results
 from gymgate.cli.options import (
+    ENDPOINT_OPTIONS,
     ENVIRONMENT_OPTIONS,
     FILE,
-    EndpointOptions,
+    FiniteRange,
     GroupedCommand,
-    Seconds,
     add_options,
     complete_environments,
     concurrency_option,
     data_option,
-    endpoint_options,
     field_option,
     gym_option,
     is_given,
@@ -34,15 +33,17 @@ from gymgate.cli.options import (
     k_option,
     log_to_option,
     option,
+    parsed,
     price_option,
     repeats_option,
     replay_file_option,
     rows_option,
+    shard_option,
     wide_option,
 )
 from gymgate.cli.output import Log, log, print_json
 from gymgate.cli.progress import Show, showing_progress
-from gymgate.cli.run_spec import make_collection, refuse_missing, spec_of
+from gymgate.cli.run_spec import spec_of
 from gymgate.core.config import RayCluster, RolloutLimits
 from gymgate.core.errors import ConfigError, GymgateError
 from gymgate.gym.runtime import open_catalog
@@ -51,9 +52,10 @@ from gymgate.results.tracking import RunTracking
 from gymgate.runs.costs import TokenUsage
 from gymgate.runs.counts import OVERALL
 from gymgate.runs.layout import FAILURES
-from gymgate.runs.metrics import notes_on_tasks, parse_ks, summary_rows
-from gymgate.runs.pace import DEFAULT_BUDGETS, Pace
-from gymgate.runs.plan import WHOLE, parse_shard
+from gymgate.runs.metrics import notes_on_tasks, summary_rows
+from gymgate.runs.pace import DEFAULT_BUDGETS, Pace, parse_budgets
+from gymgate.runs.plan import WHOLE, Shard, parse_seeds
+from gymgate.runs.prepare import prepare, refuse_missing
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.run import Collection, OnRollout
 from gymgate.runs.spec import RunSpec
@@ -103,15 +105,19 @@ class RunSummary:
     """Tokens of the whole run in the directory, by environment and model server, with their cost if there is a price."""
 
 
-SHARD_OPTION = option("Rows", "--shard", metavar="I/N", help="Run only shard I of N, in DIR/shard-I-of-N.")
 CONDUCT_OPTIONS = (
     concurrency_option,
     *ENVIRONMENT_OPTIONS,
     gym_option,
-    option(
+    field_option(
         "Limits",
+        Pace,
+        "budgets",
         "--retries",
         multiple=True,
+        default=(),
+        show_default=False,
+        callback=parsed(parse_budgets),
         metavar="[CLASS=]N",
         help="With -o DIR: retries of a failed rollout by the class of its error. Repeatable. "
         f"[{' '.join(f'{kind}={count}' for kind, count in DEFAULT_BUDGETS.items())}]",
@@ -122,7 +128,7 @@ CONDUCT_OPTIONS = (
         "Limits",
         "--stop-starting-after",
         "budget",
-        type=Seconds(0, min_open=True),
+        type=FiniteRange(0, min_open=True),
         metavar="SECONDS",
         help="After this time, finish the rollouts under way and exit with 75. SIGUSR1 does the same.",
     ),
@@ -150,7 +156,15 @@ CONDUCT_OPTIONS = (
 @data_option
 @rows_option
 @repeats_option
-@option("Rows", "--seeds", metavar="N|LIST", help="Seeds sent to the policy: 4 is 0-3; or a list, 3,5,7-9.")
+@field_option(
+    "Rows",
+    RunSpec,
+    "seeds",
+    callback=parsed(parse_seeds),
+    multiple=False,
+    metavar="N|LIST",
+    help="Seeds sent to the policy: 4 is 0-3; or a list, 3,5,7-9.",
+)
 @option(
     "Rows",
     "--env",
@@ -160,7 +174,7 @@ CONDUCT_OPTIONS = (
     shell_complete=complete_environments,
     help="Environment of FILE's rows. Repeatable. [found by the agents that they name]",
 )
-@SHARD_OPTION
+@shard_option
 @option(
     "Rows",
     "--spec",
@@ -168,7 +182,7 @@ CONDUCT_OPTIONS = (
     metavar="FILE",
     help="Describe the run by a TOML or JSON file, as --dry-run prints it. Options override it.",
 )
-@endpoint_options
+@add_options(ENDPOINT_OPTIONS)
 @replay_file_option
 @field_option(
     "Environment",
@@ -179,7 +193,7 @@ CONDUCT_OPTIONS = (
     default=None,
     help="Run on a Ray cluster, a stack per node: auto, or HOST:PORT.",
 )
-@field_option("Environment", RayCluster, "cpus_per_stack", "--cpus-per-stack", metavar="N")
+@field_option("Environment", RayCluster, "cpus_per_stack", metavar="N")
 @option(
     "Output",
     "-o",
@@ -201,16 +215,15 @@ CONDUCT_OPTIONS = (
 def command(
     context: click.Context,
     /,
-    endpoint: EndpointOptions,
     as_json: bool,
     budget: float | None,
     dry_run: bool,
-    ks: str | None,
+    ks: Sequence[int] | None,
     log_to: str | None,
     otel: bool,
     output: Path | None,
     rerun_failed: bool,
-    shard: str | None,
+    shard: Shard | None,
     wide: bool,
     **_: Any,
 ) -> None:
@@ -229,11 +242,9 @@ def command(
         _refuse_without_directory(context)
     else:
         checked_output(output)
-    chosen = parse_ks(ks) if ks else None
-    part = parse_shard(shard) if shard is not None else WHOLE
     tracing = RolloutTracer() if otel else contextlib.nullcontext()
     with showing_run() as (show, progress_log), tracing as tracer:
-        spec = spec_of(context, endpoint, progress_log)
+        spec = spec_of(context, progress_log)
         if dry_run:
             catalog = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=progress_log)
             refuse_missing(spec.stack.environments, spec.data, catalog)
@@ -243,10 +254,10 @@ def command(
             require_ray()
         if output is None:
             spec = spec.model_copy(update={"pace": spec.pace.model_copy(update={"budgets": {}})})
-        run = make_collection(spec, output=output, shard=part, rerun_failed=rerun_failed, log=progress_log)
+        run = prepare(spec, output=output, shard=shard or WHOLE, rerun_failed=rerun_failed, log=progress_log)
         run.tracer = tracer
         end = conduct(run, show, budget, log_to=log_to)
-    finish(run, end, output, ks=chosen, as_json=as_json, wide=wide)
+    finish(run, end, output, ks=ks, as_json=as_json, wide=wide)
 
 
 @contextlib.contextmanager
@@ -320,12 +331,12 @@ def finish(
 
 def _refuse_without_directory(context: click.Context) -> None:
     """Raises `ConfigError` for options that say how a directory is kept."""
-    if given := [
-        each.opts[-1]
-        for each in context.command.params
-        if each.name in KEPT_ONLY and is_given(context, each.name)
+    if options := [
+        option.opts[-1]
+        for option in context.command.params
+        if option.name in KEPT_ONLY and is_given(context, option.name)
     ]:
-        raise ConfigError(f"{' and '.join(given)} needs a directory that keeps the rollouts: -o DIR")
+        raise ConfigError(f"{' and '.join(options)} needs a directory that keeps the rollouts: -o DIR")
 
 
 @contextlib.contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import socket
+from typing import Any
 
 import click
 
-from gymgate.cli.environments import checked_env_vars, config_names, environment_configs
+from gymgate.cli.environments import stack_fields
 from gymgate.cli.interrupts import serve_interruptibly
+from gymgate.cli.listening import bound, url_address
 from gymgate.cli.options import (
     agent_option,
     config_option,
@@ -22,7 +23,7 @@ from gymgate.cli.options import (
     set_option,
 )
 from gymgate.cli.output import log
-from gymgate.core.config import RuntimeConfig, StackConfig
+from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError
 
 
@@ -41,19 +42,17 @@ from gymgate.core.errors import ConfigError
 )
 @seconds_option("--step-timeout", default=600.0, help="Seconds per tool call, step or scoring.")
 @gym_option
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     environment: str,
-    data: str | None,
-    config: tuple[str, ...],
-    agent: str | None,
-    settings: tuple[str, ...],
-    env_vars: tuple[str, ...],
-    sandbox: str | None,
+    data: str,
     host: str,
     port: int,
     max_sessions: int,
     step_timeout: float,
-    gym: RuntimeConfig,
+    **_: Any,
 ) -> None:
     """Serve an environment to OpenEnv clients.
 
@@ -69,13 +68,13 @@ def command(
     from gymgate.gym.runtime import open_catalog
     from gymgate.integrations.openenv.stepwise import stepwise_environment
 
-    packaged = open_catalog(gym, progress=log).find(environment, config_names(config))
-    stepwise = stepwise_environment(packaged, packaged.config(config_names(config)), agent)
-    rows = open_rows(data or "example", environment=packaged)
+    stack = StackConfig.model_validate(stack_fields(context, [environment]))
+    (served,) = stack.environments
+    packaged = open_catalog(stack.runtime, progress=log).find(environment, served.config)
+    stepwise = stepwise_environment(packaged, packaged.config(served.config), served.agent)
+    rows = open_rows(data, environment=packaged)
     if not len(rows):
         raise ConfigError(f"{rows.source} has no rows")
-    (served,) = environment_configs([environment], config, agent, settings, sandbox=sandbox)
-    stack = StackConfig(environments=(served,), runtime=gym, env_vars=checked_env_vars(env_vars))
     with bound(host, port) as listener:
 
         def ready() -> None:
@@ -95,20 +94,3 @@ def command(
                 progress=log,
             )
         )
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises `ConfigError` for an address that cannot be used."""
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        reason = str(error.strerror or error).partition(" (while")[0]  # which repeats the address
-        raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from None
-
-
-def url_address(listener: socket.socket) -> str:
-    """Return a listener's address as URLs have it."""
-    from gymgate.core.http_client import url_host
-
-    host, port = listener.getsockname()[:2]
-    return f"{url_host(host)}:{port}"

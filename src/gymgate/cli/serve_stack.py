@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import ssl
+from typing import Any
 
 import click
 
-from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges
+from gymgate.cli.environments import stack_fields
 from gymgate.cli.interrupts import serve_interruptibly
+from gymgate.cli.listening import bound, url_address
 from gymgate.cli.options import (
     agent_option,
     config_option,
@@ -22,8 +24,7 @@ from gymgate.cli.options import (
     set_option,
 )
 from gymgate.cli.output import log
-from gymgate.cli.serve_env import bound, url_address
-from gymgate.core.config import RuntimeConfig, StackConfig, StackServer
+from gymgate.core.config import StackConfig, StackServer
 from gymgate.core.errors import ConfigError
 
 
@@ -49,21 +50,17 @@ from gymgate.core.errors import ConfigError
 @click.option("--certificate", type=click.Path(), metavar="FILE", help="Certificate chain for TLS (PEM).")
 @click.option("--key", type=click.Path(), metavar="FILE", help="Private key of the certificate (PEM).")
 @gym_option
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     environments: tuple[str, ...],
-    config: tuple[str, ...],
-    agent: str | None,
-    settings: tuple[str, ...],
-    env_vars: tuple[str, ...],
-    sandbox: str | None,
-    judges: tuple[str, ...],
-    judge_key_vars: tuple[str, ...],
     host: str,
     port: int,
     token_var: str,
     certificate: str | None,
     key: str | None,
-    gym: RuntimeConfig,
+    **_: Any,
 ) -> None:
     """Serve a stack to other machines.
 
@@ -75,16 +72,11 @@ def command(
 
     if not (token := os.environ.get(token_var)):
         raise ConfigError(f"environment variable {token_var!r} is not set (--stack-token-var)")
-    context = _tls(certificate, key)
-    stack = StackConfig(
-        environments=tuple(environment_configs(environments, config, agent, settings, sandbox=sandbox)),
-        runtime=gym,
-        env_vars=checked_env_vars(env_vars),
-        models=parse_judges(judges, judge_key_vars),
-    )
+    tls = _tls(certificate, key)
+    stack = StackConfig.model_validate(stack_fields(context, environments))
     with bound(host, port) as listener:
-        url = f"gymgate{'s' if context else ''}://{url_address(listener)}"
-        serve_interruptibly(serve_stack(stack, listener, token, context, lambda: click.echo(url), log))
+        url = f"gymgate{'s' if tls else ''}://{url_address(listener)}"
+        serve_interruptibly(serve_stack(stack, listener, token, tls, lambda: click.echo(url), log))
 
 
 def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:

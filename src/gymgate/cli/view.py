@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
+from gymgate.cli.listening import bound, url_address
 from gymgate.cli.options import per_task_option, port_option, tasks_option
 from gymgate.cli.output import log
-from gymgate.cli.serve_env import bound, url_address
 from gymgate.results.growing import GrowingReport
 from gymgate.results.view import ReportView
 from gymgate.runs.aggregate import runs_at

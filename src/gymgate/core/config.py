@@ -320,6 +320,7 @@ class StackConfig(StackSettings):
     ] = Field(min_length=1)
     """Names or `EnvironmentConfig`s, or only one."""
     runtime: RuntimeConfig = RuntimeConfig()
+    """nemo-gym release and its interpreter."""
     models: Annotated[tuple[tuple[str, JudgeEndpoint], ...], PAIRS, SORTED] = ()
     """Endpoint of each judge or user simulator that a config names, by instance name; `"*"` is for all others. `"policy"`
     sends its calls to the rollout's own policy endpoint; `"none"` starts the stack without an endpoint, and a rollout that

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.core import codec
-from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
+from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.core.errors import GymgateError
 from gymgate.gym.catalog import Catalog, EnvConfig, Environment
 from gymgate.gym.inside.processes import PR_SET_PDEATHSIG, prctl
@@ -39,9 +39,9 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
     """Check one environment in this process. Whatever is wrong with the environment becomes its result; raises
     `ConfigError` if there is no environment or config of that name."""
     began = time.monotonic()
-    runtime = await asyncio.to_thread(ensure_runtime, request.runtime, progress=progress)
+    runtime = await asyncio.to_thread(ensure_runtime, request.stack.runtime, progress=progress)
     catalog = Catalog(runtime.site, runtime.version)
-    environment = with_own_data(catalog.find(request.environment, request.config))
+    environment = with_own_data(catalog.find(request.name, request.environment.config))
     recorded, broken = await asyncio.to_thread(read_recordings, environment)
     check = request.new_result(
         environment=environment.name,
@@ -51,13 +51,13 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
         broken=tuple(broken),
     )
     if request.measure:
-        rows = await asyncio.to_thread(data.of_environment, environment, request.config)
+        rows = await asyncio.to_thread(data.of_environment, environment, request.environment.config)
         check = check.model_copy(update={"data": rows})
     if lacking := _lacking(environment, recorded, broken):
         is_fetched = environment.kind != "config" and lacking.startswith("no data") and not broken
         oracle = Oracle(reason=NOT_HERE) if request.measure and is_fetched else None
         return request.finish(check.model_copy(update={"detail": lacking, "oracle": oracle}), began)
-    config, notes = config_for(environment, recorded, request.config)
+    config, notes = config_for(environment, recorded, request.environment.config)
     if settings := replay_settings(environment.name):
         options = (f"--set {key}={codec.dumps(value).decode()}" for key, value in settings)
         notes.append(f"replayed with {' '.join(options)}")
@@ -103,7 +103,7 @@ async def _run(
     """Install, start and replay; return the result with the verdict and the measurements."""
     judge = RecordedJudge(environment.name)
     try:
-        await asyncio.to_thread(ensure_runtime, request.runtime, config.requirements, progress=progress)
+        await asyncio.to_thread(ensure_runtime, request.stack.runtime, config.requirements, progress=progress)
         progress("checking")
         began = time.monotonic()
         async with (
@@ -125,7 +125,7 @@ async def _run(
                 check = await measure_all(check, context, progress)
             return check
     except GymgateError as error:
-        return check.concluded(start_diagnosis(error, config, request.start_timeout_s))
+        return check.concluded(start_diagnosis(error, config, request.stack.start_timeout_s))
     except TimeoutError:
         return check.concluded(Diagnosis("failed", f"not done after {request.timeout_s:g} s"))
 
@@ -133,22 +133,14 @@ async def _run(
 def _stack_config(
     request: CheckRequest, environment: Environment, config: EnvConfig, judge: HTTPEndpoint
 ) -> StackConfig:
-    overrides = {**dict(replay_settings(environment.name)), **dict(request.overrides)}
-    served = EnvironmentConfig(
-        name=request.environment,
-        config=request.config or config.name,
-        sandbox=request.sandbox,
-        routing=request.routing,
-        overrides=tuple(overrides.items()),
-    )
-    return StackConfig(
-        environments=(served,),
-        runtime=request.runtime,
-        models=tuple(sorted({"*": judge, **dict(request.models)}.items())),
-        env_vars=request.env_vars,
-        start_timeout_s=request.start_timeout_s,
-        state_dir=request.logs,
-        max_restarts=1,
+    overrides = {**dict(replay_settings(environment.name)), **dict(request.environment.overrides)}
+    changes = {"config": request.environment.config or config.name, "overrides": tuple(overrides.items())}
+    return request.stack.model_copy(
+        update={
+            "environments": (request.environment.model_copy(update=changes),),
+            "models": tuple(sorted({"*": judge, **dict(request.stack.models)}.items())),
+            "max_restarts": 1,
+        }
     )
 
 

@@ -6,16 +6,17 @@ import datetime
 import math
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 import gymgate
 from gymgate.core import codec
-from gymgate.core.config import Config, HTTPEndpoint, JudgeEndpoint, Routing, RuntimeConfig, Settings
+from gymgate.core.config import Config, EnvironmentConfig, HTTPEndpoint, RolloutLimits
 from gymgate.core.errors import ErrorKind
+from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
 from gymgate.quality.record.schema import (
     NOT_HERE,
     Cost,
@@ -28,6 +29,7 @@ from gymgate.quality.record.schema import (
     Trivial,
 )
 from gymgate.rollouts import RolloutStatus
+from gymgate.runs.spec import RolloutSpec
 
 Verdict = Literal["match", "differs", "blocked", "incomplete", "failed"]
 """match: every recorded reward is reproduced; differs: at least one is not; blocked: something that it needs is
@@ -45,58 +47,90 @@ JudgedBy = Literal["recorded", "endpoint", "stand-in"]
 shows that a reward comes back."""
 
 
-class CheckRequest(Config):
-    """One environment to check."""
+SectionName = Literal["shape", "deterministic", "cost", "trivial", "oracle", "policy", "failures"]
+"""A section of a record that needs a running environment."""
+WITHOUT_RECORDINGS: frozenset[SectionName] = frozenset({"shape", "oracle", "policy"})
+"""Those that need no replayed recording."""
 
-    environment: str
-    version: str
-    """nemo-gym release."""
-    interpreter: str | None = None
-    """Interpreter of a nemo-gym that you installed yourself; `None`: a runtime that gymgate makes."""
-    config: str | tuple[str, ...] | None = None
-    """Config of the environment, as in `EnvironmentConfig`; `None`: the one with the recorded agents."""
-    models: tuple[tuple[str, JudgeEndpoint], ...] = ()
-    """Endpoints of judges and simulators, by instance name. The others give the answers that were recorded."""
-    overrides: Settings = ()
-    """Dotted keys and values for the environment's config."""
-    sandbox: str | None = None
-    """Sandbox provider, as in `EnvironmentConfig`."""
-    routing: Routing | None = None
-    """How keys reach model calls, as in `EnvironmentConfig`."""
-    env_vars: tuple[str, ...] = ()
-    """Names of environment variables that its servers may see."""
-    start_timeout_s: float = 150.0
-    """Seconds from the first process of the stack until every server listens, without installing."""
-    row_timeout_s: float = 180.0
-    """Seconds for one rollout."""
-    timeout_s: float = 900.0
-    """Seconds for the whole check, without installing."""
-    memory_gb: float = 8.0
-    """Memory of all its processes together (proportional set size) at which they are killed."""
-    logs: str | None = None
-    """Directory in which its servers' logs stay."""
 
+class Thresholds(Config):
+    """Thresholds that a record must meet."""
+
+    max_constant_reward: float | None = None
+    """Mean reward of an empty answer, a fixed sentence, the prompt, or another row's best answer."""
+    deterministic: bool = False
+    """Scoring again gives the same rewards."""
+    reproducible: bool = False
+    """Every recorded reward is reproduced."""
+    honest: bool = False
+    """No reward where the judge, a tool or the policy failed."""
+    min_oracle_reward: float | None = None
+    """Mean reward of the right answer, as the rows hold it, in its best phrasing."""
+    clean_rows: bool = False
+    """No row equals another, no prompt says its answer, no row is in two splits."""
+
+
+class CheckRequest(RolloutSpec):
+    """One environment to check, which is the only one of `stack`.
+
+    Its config, if none is set, is the one with the recorded agents. Judges without an endpoint give the answers that were
+    recorded.
+    """
+
+    limits: RolloutLimits = RolloutLimits(timeout_s=180.0)
+    """Bounds on each rollout."""
+    timeout_s: float = Field(default=900.0, gt=0)
+    """Seconds per environment."""
+    memory_gb: float = Field(default=8.0, gt=0)
+    """Memory that an environment may use."""
     measure: bool = False
     """Whether to measure its quality, within `timeout_s` more seconds."""
     policy: HTTPEndpoint | None = None
     """A real model to measure too."""
-    policy_rows: int | None = None
-    """Packaged rows that the model gets; `None`: all."""
-    policy_repeats: int = 1
+    rows: int | None = Field(default=None, ge=1)
+    """Packaged rows for the model of -b. [all]"""
+    repeats: int = Field(default=1, ge=1)
     """Rollouts of each of them."""
-    sections: tuple[str, ...] = ()
+    sections: Annotated[tuple[SectionName, ...], AfterValidator(lambda names: tuple(sorted({*names})))] = ()
     """Sections of the record to measure; empty: all."""
     replay: bool = True
     """Whether to replay the recordings; without it there is no verdict."""
 
+    @classmethod
+    def stack_defaults(cls) -> Mapping[str, Any]:
+        return {"start_timeout_s": 150.0}
+
     @property
-    def runtime(self) -> RuntimeConfig:
-        return RuntimeConfig(version=self.version, interpreter=self.interpreter)
+    def environment(self) -> EnvironmentConfig:
+        """The environment."""
+        return self.stack.environments[0]
+
+    @property
+    def name(self) -> str:
+        """The environment's name, or the path of its config."""
+        return self.environment.name
+
+    @property
+    def kind_and_name(self) -> tuple[str, str]:
+        """Directory of the release (`config` for a user's own) and name, as in the record."""
+        kind, _, name = self.name.rpartition("/")
+        if name.endswith((".yaml", ".yml")):
+            return "config", Path(name).stem
+        return (kind if kind in (*PACKAGED_KINDS, AGENT_KIND) else "config") if kind else PACKAGED_KINDS[
+            0
+        ], name
+
+    @property
+    def record_name(self) -> str:
+        """Name of the record: `KIND/NAME-RELEASE`."""
+        return "{}/{}-{}".format(*self.kind_and_name, self.stack.runtime.version)
 
     @property
     def settings(self) -> str:
         """Everything but the environment that a result depends on; a result with equal settings is not checked again."""
-        return self.model_dump_json(exclude={"environment", "logs", "replay"})
+        value = self.model_dump(mode="json", exclude={"replay": True, "stack": {"state_dir"}})
+        del value["stack"]["environments"][0]["name"]
+        return codec.dumps(value).decode()
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -104,16 +138,17 @@ class CheckRequest(Config):
         return tuple(self._options())
 
     def _options(self) -> Iterator[str]:
-        names = (self.config,) if isinstance(self.config, str) else self.config or ()
-        yield from (f"--config {Path(name).name}" for name in names)
-        if self.sandbox:
-            yield f"--sandbox {Path(self.sandbox).name}"
-        for key, value in self.overrides:
+        environment = self.environment
+        configs = (environment.config,) if isinstance(environment.config, str) else environment.config or ()
+        yield from (f"--config {Path(name).name}" for name in configs)
+        if environment.sandbox:
+            yield f"--sandbox {Path(environment.sandbox).name}"
+        for key, value in environment.overrides:
             text = value if isinstance(value, str) else codec.dumps(value).decode()
             yield "--set " + shlex.quote(f"{key}={text}")
-        for name, endpoint in self.models:
+        for name, endpoint in self.stack.models:
             yield f"--judge {name}={endpoint if isinstance(endpoint, str) else 'URL'}"
-        for name in self.env_vars:
+        for name in self.stack.env_vars:
             yield f"--env-var {name}"
 
     def result(self, began: float, **fields: Any) -> CheckResult:
@@ -123,7 +158,7 @@ class CheckRequest(Config):
     def new_result(self, **fields: Any) -> CheckResult:
         """A result of this request, which `finish` completes."""
         about = {
-            "nemo_gym": self.version,
+            "nemo_gym": self.stack.runtime.version,
             "gymgate": gymgate.__version__,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "options": self.options,

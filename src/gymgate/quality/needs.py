@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from gymgate.core.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
 from gymgate.gym.catalog import EnvConfig
+from gymgate.gym.catalog.sandboxes import packaged_providers, sandbox_block
+from gymgate.gym.inside.resolve import provider_in
+from gymgate.gym.runtime.sandbox_providers import why_unusable
 from gymgate.quality.model import Diagnosis
 from gymgate.quality.tracebacks import last_traceback
 
@@ -107,6 +111,14 @@ def last_error_line(log: str) -> str:
 def missing_fields(message: str) -> list[str]:
     """The fields of a row that a server's refusal of it names."""
     return list(dict.fromkeys(one or other for one, other in _LACKING_FIELD.findall(message)))
+
+
+def refuse_sandbox(sandbox: str, site: Path) -> None:
+    """Raise `ConfigError` for a provider that is not there, or that cannot be used here. Blocks."""
+    block = sandbox_block(sandbox, site)
+    provider = str(provider_in(block))
+    if reason := why_unusable(provider, block[provider] or {}, packaged_providers(site)):
+        raise ConfigError(reason)
 
 
 def start_diagnosis(error: GymgateError, config: EnvConfig, start_timeout_s: float) -> Diagnosis:

@@ -11,12 +11,10 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from gymgate.core import codec
 from gymgate.core.errors import GymgateError, from_wire
 from gymgate.core.task_groups import task_group
-from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
 from gymgate.gym.inside.forkserver import descendants, proportional_bytes
 from gymgate.gym.runtime import daemon_env
 from gymgate.quality.model import CheckRequest, CheckResult, Diagnosis
@@ -59,13 +57,13 @@ async def check_all(
 async def check_in_process(request: CheckRequest, progress: OnProgress) -> CheckResult | GymgateError:
     """One check in a process of its own."""
     began = time.monotonic()
-    endpoints = [request.policy, *(endpoint for _, endpoint in request.models)]
+    endpoints = [request.policy, *(endpoint for _, endpoint in request.stack.models)]
     judge_keys = [getattr(endpoint, "api_key_env", None) for endpoint in endpoints]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "gymgate.quality.environment",
-        env=daemon_env([*request.env_vars, *filter(None, judge_keys)]),
+        env=daemon_env([*request.stack.env_vars, *filter(None, judge_keys)]),
         stdin=PIPE,
         stdout=PIPE,
         stderr=PIPE,
@@ -77,7 +75,7 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
     try:
         limit = SETUP_TIMEOUT_S + request.timeout_s * (2 if request.measure else 1)
         if request.policy is not None:
-            limit += request.row_timeout_s * (request.policy_rows or UNCOUNTED_ROWS) * request.policy_repeats
+            limit += request.limits.timeout_s * (request.rows or UNCOUNTED_ROWS) * request.repeats
         await asyncio.wait([memory, answer], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             if (outcome := answer.result()) is not None:
@@ -127,12 +125,8 @@ async def _answer(
 
 def _result(request: CheckRequest, began: float, diagnosis: Diagnosis) -> CheckResult:
     """A result for an environment whose process gave none."""
-    kind, _, name = request.environment.rpartition("/")
-    if name.endswith((".yaml", ".yml")):  # the user's own, by path
-        kind, name = "config", Path(name).stem
-    elif kind and kind not in (*PACKAGED_KINDS, AGENT_KIND):
-        kind = "config"
-    return request.result(began, environment=name, kind=kind or PACKAGED_KINDS[0], **diagnosis._asdict())
+    kind, name = request.kind_and_name
+    return request.result(began, environment=name, kind=kind, **diagnosis._asdict())
 
 
 async def _kill(process: Process) -> None:

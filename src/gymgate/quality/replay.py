@@ -204,7 +204,7 @@ class Replayer:
         max_calls: int = MAX_CALLS,
     ) -> Rollout:
         """Run a row. Whatever goes wrong is in the rollout."""
-        limits = RolloutLimits(timeout_s=timeout_s or self._request.row_timeout_s, max_calls=max_calls)
+        limits = RolloutLimits(timeout_s=timeout_s or self._request.limits.timeout_s, max_calls=max_calls)
         # An agent that the release no longer has would be refused; the default one plays its row.
         agent = agent if agent in self._stack.agents else None
         row = {key: value for key, value in row.items() if key != "agent_ref"}
@@ -244,7 +244,7 @@ class Replayer:
         if need := missing_in(error.message) or await self.logs.need():
             return need.diagnosis
         if error.kind == "timeout" and (kinds := self._config.need_kinds):
-            timeout = f"time: no result within {self._request.row_timeout_s:g} s"
+            timeout = f"time: no result within {self._request.limits.timeout_s:g} s"
             return Diagnosis(
                 "blocked", f"{timeout} (needs read from its files: {', '.join(kinds)})", "", "time"
             )

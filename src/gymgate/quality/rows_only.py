@@ -25,7 +25,7 @@ def read_rows(
     read instead of the packaged rows. Raises `ConfigError` if there is no environment or config of that name.
     """
     began = time.monotonic()
-    environment = with_own_data(catalog.find(request.environment, request.config))
+    environment = with_own_data(catalog.find(request.name, request.environment.config))
     if files:
         stems = Counter(path.stem for path in files)
         names = [path.stem if stems[path.stem] == 1 else str(path.with_suffix("")) for path in files]
@@ -33,7 +33,7 @@ def read_rows(
             DataFile(name, path, kind_of_file(path)) for name, path in zip(names, files, strict=True)
         )
         environment = dataclasses.replace(environment, data=read)
-    section = data.of_environment(environment, request.config)
+    section = data.of_environment(environment, request.environment.config)
     known = record or shipped_record(environment.kind, environment.name, catalog.version)
     if known is not None:
         return known.model_copy(update={"data": section})

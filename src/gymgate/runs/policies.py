@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from yarl import URL
 
 from gymgate.core import codec
-from gymgate.core.config import DEFAULT_KEY_VARIABLE, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, cache_dir
+from gymgate.core.config import (
+    DEFAULT_KEY_VARIABLE,
+    HTTPEndpoint,
+    JudgeEndpoint,
+    ReplayEndpoint,
+    StackConfig,
+    cache_dir,
+)
 from gymgate.core.errors import ConfigError, DataError, PolicyError
 from gymgate.core.files import replacing
 from gymgate.core.http_client import HTTPClient, Response
@@ -25,46 +31,65 @@ from gymgate.rollouts import Row
 from gymgate.rollouts.answers import oracle_rollout
 from gymgate.runs.layout import ROLLOUTS, run_directories
 
+if TYPE_CHECKING:
+    from gymgate.stack import Policy
+
 Log = Callable[[str], None]
 SHOWN_MODELS = 5
 """Models of an endpoint that a message lists."""
 
 
-def asked_endpoint(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
+async def ask_models(
+    stack: StackConfig, policy: Policy | None, wait_s: float | None, log: Log
+) -> tuple[StackConfig, Policy | None]:
+    """Ask the endpoints of policy and judges for their models, after waiting up to `wait_s` for each; return stack and policy.
+
+    Endpoints that only another machine may reach are not asked, except for a policy without a model. With `wait_s` `None`
+    those that have a model are not asked either. Raises as `asked_endpoint`.
+    """
+    if isinstance(policy, HTTPEndpoint):
+        is_asked = policy.model is None or (stack.is_local and wait_s is not None)
+        policy = await asked_endpoint(policy, wait_s or 0, log) if is_asked else policy.resolved()
+    if not stack.is_local:
+        return stack, policy
+    judges = {name: judge for name, judge in stack.models if wait_s is not None or _has_no_model(judge)}
+    models = {**dict(stack.models), **await ask_judges(judges, wait_s or 0, log)}
+    return stack.model_copy(update={"models": tuple(sorted(models.items()))}), policy
+
+
+async def asked_endpoint(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
     """Ask an endpoint for its models, after waiting up to `wait_s` for it; return it with key and model.
 
     Raises `ConfigError` if the key's variable is not set, and for a wrong address, key or model; `PolicyError` if no
     replica answers in time.
     """
-    return asyncio.run(_asked(endpoint.resolved(), wait_s, log))
-
-
-def ask_judges(judges: Mapping[str, JudgeEndpoint], wait_s: float, log: Log) -> dict[str, JudgeEndpoint]:
-    """Ask the endpoint of each judge; return all with the model that an endpoint serves, if it is only one and none is given.
-
-    Raises as `asked_endpoint`, but an endpoint may serve several models: the environment may say which it wants.
-    """
-    return {
-        name: asyncio.run(_asked_judge(name, endpoint, wait_s, log))
-        if isinstance(endpoint, HTTPEndpoint)
-        else endpoint
-        for name, endpoint in judges.items()
-    }
-
-
-async def _asked_judge(name: str, endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
-    answers = await _answers(endpoint.resolved(), wait_s, log, judge=name)
-    models = {model for answer in answers.values() for model in _models_in(answer) or ()}
-    is_known = endpoint.model is not None or len(models) != 1
-    return endpoint if is_known else endpoint.model_copy(update={"model": models.pop()})
-
-
-async def _asked(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
+    endpoint = endpoint.resolved()
     answers = await _answers(endpoint, wait_s, log)
     if endpoint.model is not None:
         return endpoint
     models = {url: _models_in(answer) for url, answer in answers.items()}
     return endpoint.model_copy(update={"model": _only_model(models, answers)})
+
+
+async def ask_judges(
+    judges: Mapping[str, JudgeEndpoint], wait_s: float, log: Log
+) -> dict[str, JudgeEndpoint]:
+    """Ask the endpoint of each judge; return all with the model that an endpoint serves, if it is only one and none is given.
+
+    Raises as `asked_endpoint`, but an endpoint may serve several models: the environment may say which it wants.
+    """
+    asked = dict(judges)
+    for name, judge in judges.items():
+        if isinstance(judge, HTTPEndpoint):
+            answers = await _answers(judge.resolved(), wait_s, log, judge=name)
+            models = {model for answer in answers.values() for model in _models_in(answer) or ()}
+            if judge.model is None and len(models) == 1:
+                asked[name] = judge.model_copy(update={"model": models.pop()})
+    return asked
+
+
+def _has_no_model(judge: JudgeEndpoint) -> bool:
+    return isinstance(judge, HTTPEndpoint) and judge.model is None
 
 
 async def _answers(

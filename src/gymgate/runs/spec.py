@@ -45,17 +45,25 @@ class RolloutSpec(Config):
         """Return the names of all settings, with those of `stack`'s fields."""
         return frozenset({*cls.model_fields, *StackConfig.model_fields})
 
+    @classmethod
+    def stack_defaults(cls) -> Mapping[str, Any]:
+        """Return settings of the stack that differ from `StackConfig`'s defaults."""
+        return {}
+
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, value: Any) -> Any:
-        return gather_stack(value)
+        gathered = gather_stack(value)
+        if isinstance(gathered, Mapping) and isinstance(gathered["stack"], Mapping):
+            return {**gathered, "stack": {**cls.stack_defaults(), **gathered["stack"]}}
+        return gathered
 
     @field_validator("limits", mode="before")
     @classmethod
     def _keep_defaults(cls, value: Any) -> Any:
-        given = value.model_dump(exclude_unset=True) if isinstance(value, RolloutLimits) else value
+        limits = value.model_dump(exclude_unset=True) if isinstance(value, RolloutLimits) else value
         default: RolloutLimits = cls.model_fields["limits"].default
-        return {**default.model_dump(), **given} if isinstance(given, Mapping) else given
+        return {**default.model_dump(), **limits} if isinstance(limits, Mapping) else limits
 
 
 class RowSettings(Config):

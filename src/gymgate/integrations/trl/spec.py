@@ -13,13 +13,7 @@ from weakref import WeakKeyDictionary
 from pydantic import Field, ValidationError
 
 from gymgate.core import codec
-from gymgate.core.config import (
-    EnvironmentConfig,
-    EnvironmentSettings,
-    RolloutLimits,
-    StackConfig,
-    validation_message,
-)
+from gymgate.core.config import EnvironmentSettings, RolloutLimits, StackConfig, validation_message
 from gymgate.core.errors import ConfigError
 from gymgate.core.task_groups import task_group
 from gymgate.integrations.training.curriculum import CurriculumConfig
@@ -37,7 +31,6 @@ from gymgate.integrations.trl.policy import (
     tokenizer_of,
     vllm_awake,
 )
-from gymgate.runs.spec import gather_stack
 from gymgate.stack.sync import LoopThread
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.engines import ColocatedEngine, HuggingFaceEngine
@@ -73,6 +66,11 @@ class TRLSettings(TrainingSpec):
     """Draw each batch's rows by their pass rates; `None`: rows come as the trainer's arguments say."""
     segment_choice: SegmentChoice = "longest"
     """Segment that stands for a rollout with several: the one with most sampled ids, or the last."""
+
+    @classmethod
+    def stack_defaults(cls) -> Mapping[str, Any]:
+        several_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
+        return {"share": "machine" if several_ranks else "process"}
 
 
 class NeMoGymSpec:
@@ -273,22 +271,16 @@ class NeMoGymSpec:
         self._reset()
 
 
-def _settings(names: Sequence[str], given: Mapping[str, Any]) -> TRLSettings:
+def _settings(names: Sequence[str], settings: Mapping[str, Any]) -> TRLSettings:
     """Return the settings of a spec for environments. Raises `ConfigError`."""
-    of_each = {name: given[name] for name in EnvironmentSettings.model_fields if name in given}
-    several_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
+    of_each = {name: settings[name] for name in EnvironmentSettings.model_fields if name in settings}
+    rest = {name: value for name, value in settings.items() if name not in of_each}
     try:
-        gathered = gather_stack({name: value for name, value in given.items() if name not in of_each})
-        gathered["stack"] = {
-            "environments": tuple(EnvironmentConfig(name=name, **of_each) for name in names),
-            "share": "machine" if several_ranks else "process",
-            **dict(gathered["stack"]),
-        }
-        return TRLSettings.model_validate(gathered)
+        return TRLSettings.model_validate(
+            {**rest, "environments": [{"name": name, **of_each} for name in names]}
+        )
     except ValidationError as error:
         raise ConfigError(f"NeMoGymSpec: {validation_message(error)}") from None
-    except ValueError as error:
-        raise ConfigError(f"NeMoGymSpec: {error}") from None
 
 
 async def _close(runner: RolloutRunner | None, policies: Iterable[TokenPolicy]) -> None:

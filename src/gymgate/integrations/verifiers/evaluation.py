@@ -93,7 +93,7 @@ def taskset_of(config: EvalConfig) -> NeMoGymConfig | None:
 
 
 def policy_of(config: EvalConfig) -> dict[str, Any]:
-    """Return what the settings say of the policy, as arguments of `gymgate.cli.eval.check_policy`."""
+    """Return what the settings say of the policy, as arguments of `check_policy`."""
     client = config.client
     return {
         "url": client.base_url if "base_url" in client.model_fields_set else None,

@@ -8,11 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import model_validator
-
 from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
 from gymgate.integrations.training.spec import TokenSpec
-from gymgate.runs.spec import gather_stack
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import ServerManagerEngine
@@ -25,12 +22,9 @@ class LoopConfig(TokenSpec):
     All agent-loop workers of a machine share one stack, unless `share` is set.
     """
 
-    @model_validator(mode="before")
     @classmethod
-    def _share_by_machine(cls, value: Any) -> Any:
-        value = gather_stack(value)
-        stack = value.get("stack") if isinstance(value, Mapping) else None
-        return {**value, "stack": {"share": "machine", **stack}} if isinstance(stack, Mapping) else value
+    def stack_defaults(cls) -> Mapping[str, Any]:
+        return {"share": "machine"}
 
 
 @dataclass

@@ -56,7 +56,7 @@ async def _judge_down(context: MeasurementContext) -> list[Rollout]:
             if context.judge.calls:
                 rollouts.append(rollout)
     if not rollouts:
-        served = context.request.models and "the calls go to the endpoint of --judge"
+        served = context.request.stack.models and "the calls go to the endpoint of --judge"
         raise Unmeasured(served or (OWN_JUDGE if context.policy_was_judge else "no judge is asked"))
     return rollouts
 

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from gymgate.core import codec
 from gymgate.core.config import validation_message
-from gymgate.core.errors import DataError
+from gymgate.core.errors import ConfigError, DataError
 from gymgate.core.files import replacing
-from gymgate.quality.model import CheckResult
+from gymgate.quality.model import CheckRequest, CheckResult
 
 SHIPPED = "records.jsonl"
 DIFFERENCES = 5
@@ -43,6 +43,36 @@ def save_record(path: Path, record: CheckResult) -> None:
     """Write a record. The file is replaced whole or not at all."""
     with replacing(path) as file:
         file.write(codec.dumps(record.model_dump(mode="json"), indent=True) + b"\n")
+
+
+def finished_records(requests: Iterable[CheckRequest], directory: Path) -> dict[str, CheckResult]:
+    """Return the records of packaged environments that have the same settings and did not fail, by the request's name.
+
+    Raises `ConfigError` for two configs of the user that would have one record, `DataError` for a file that is none.
+    """
+    own: dict[str, str] = {}
+    records: dict[str, CheckResult] = {}
+    for request in requests:
+        kind, name = request.kind_and_name
+        if kind == "config":
+            if (other := own.setdefault(name, request.name)) != request.name:
+                raise ConfigError(f"{other} and {request.name} would have one record; check one at a time")
+            continue
+        record = load_record(record_path(directory, request.record_name))
+        if record is not None and record.settings == request.settings and record.verdict != "failed":
+            records[request.name] = record
+    return records
+
+
+def records_to_extend(requests: Iterable[CheckRequest], directory: Path) -> dict[str, CheckResult]:
+    """Return the records that sections are added to, by the request's name: those in `directory`, else those that ship."""
+    records: dict[str, CheckResult] = {}
+    for request in requests:
+        record = load_record(record_path(directory, request.record_name))
+        record = record or shipped_record(*request.kind_and_name, request.stack.runtime.version)
+        if record is not None and record.verdict != "failed":
+            records[request.name] = record
+    return records
 
 
 def pack_records(records: Iterable[CheckResult]) -> bytes:

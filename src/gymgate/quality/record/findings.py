@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from gymgate.quality.model import CheckResult
+from gymgate.quality.model import CheckResult, Thresholds
 from gymgate.quality.probe import IGNORANT
 from gymgate.quality.record.schema import ANSWERS, CASES, NO_REWARD, Case, Trivial
 
@@ -25,21 +25,6 @@ _ANSWER_TEXTS = {
 
 _SHOWN = 5
 """Rows, or groups of rows, that a finding lists."""
-
-
-class Thresholds(NamedTuple):
-    """Thresholds that a record must meet."""
-
-    max_constant_reward: float | None = None
-    """Highest mean reward of an answer that solves nothing."""
-    deterministic: bool = False
-    reproducible: bool = False
-    honest: bool = False
-    """No number where the judge, a tool or the policy failed."""
-    min_oracle_reward: float | None = None
-    """Lowest mean reward of the right answer in its best phrasing."""
-    clean_rows: bool = False
-    """No equal rows, no prompt that says its answer, no row in two splits."""
 
 
 FindingKind = Literal[

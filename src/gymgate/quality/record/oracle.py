@@ -288,7 +288,7 @@ class _Runs:
                 ReplayCase("oracle", row, lambda: policy), policy, timeout_s=TIMEOUT_S, max_calls=MAX_CALLS
             )
         asked = any(call.model_server != POLICY for call in rollout.calls) or self._context.judge.refused > 0
-        if asked and not self._context.request.models:
+        if asked and not self._context.request.stack.models:
             self.judged = True
             return None
         return self._reward(rollout)

@@ -15,7 +15,7 @@ AT_ONCE = 8
 
 
 async def measure(context: MeasurementContext) -> PolicyRewards:
-    endpoint, rows = context.request.policy, context.rows[: context.request.policy_rows]
+    endpoint, rows = context.request.policy, context.rows[: context.request.rows]
     if endpoint is None:
         raise Unmeasured("no endpoint was given (-b)")
     context.refuse_cohorts()
@@ -31,7 +31,7 @@ async def measure(context: MeasurementContext) -> PolicyRewards:
     async def run_repeats(row: RowData) -> list[Rollout]:
         return await asyncio.gather(*(run(row) for _ in range(repeats)))
 
-    repeats = context.request.policy_repeats
+    repeats = context.request.repeats
     groups = await asyncio.gather(*map(run_repeats, rows))
     if context.judge.refused:
         raise Unmeasured("its judge was asked; give its endpoint with `--judge`")
@@ -48,7 +48,7 @@ async def measure(context: MeasurementContext) -> PolicyRewards:
         sampling=dict(endpoint.sampling),
         rows=len(rows),
         repeats=repeats,
-        timeout_s=context.request.row_timeout_s,
+        timeout_s=context.request.limits.timeout_s,
         scored=len(rewards),
         pass_at_1=mean(rewards),
         standard_error=clustered_error(by_row),

@@ -1,0 +1,135 @@
+"""A run before it starts: what its description names is looked up, asked and checked. Starts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint
+from gymgate.core.errors import ConfigError, DataError, OptionError
+from gymgate.gym.by_name import replay_of
+from gymgate.gym.catalog import Catalog
+from gymgate.gym.open_needs import require_needs
+from gymgate.gym.row_sources import RowSource, open_rows, open_sources
+from gymgate.gym.runtime import open_catalog
+from gymgate.rollouts import Row
+from gymgate.runs.plan import RolloutPlan, Shard
+from gymgate.runs.policies import ask_models, only_recorded, recordings_of, with_oracles
+from gymgate.runs.progress import RunProgress
+from gymgate.runs.run import Collection
+from gymgate.runs.spec import RunSpec
+from gymgate.stack.description import stack_settings
+
+Log = Callable[[str], None]
+REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL calls a model"
+ROWS = (".jsonl", ".ndjson")
+"""Endings of the names of files with rows."""
+_AGENT_ROWS = 10_000
+"""Rows of a file that are read for the agents they name."""
+
+
+def prepare(spec: RunSpec, *, output: Path | None, shard: Shard, rerun_failed: bool, log: Log) -> Collection:
+    """Check everything that can be checked before something is started. Raises `ConfigError` and `DataError`."""
+    policy, stack = spec.policy, spec.stack
+    recordings = recordings_of(policy) if isinstance(policy, ReplayEndpoint) else []
+    if isinstance(policy, ReplayEndpoint) and not recordings:
+        raise ConfigError(f"no recorded rollout to replay in {', '.join(policy.rollouts)}")
+    if not isinstance(policy, HTTPEndpoint):
+        log(REPLAYING)
+    stack, asked = asyncio.run(ask_models(stack, policy, spec.wait_for_policy_s or 0, log))
+    catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
+    environments = catalog.named(stack.environments)
+    packaged = [*environments.values()]
+    require_needs(stack, packaged, replayed=not isinstance(policy, HTTPEndpoint))
+    sources = open_sources(spec.data, environments, spec.rows)
+    if not isinstance(policy, HTTPEndpoint):
+        if policy is None:
+            asked = with_oracles(replay_of(packaged), sources, log)
+            recordings = recordings_of(asked)
+        sources = only_recorded(sources, recordings, log)
+    assert asked is not None
+    return Collection(
+        stack=stack,
+        policy=asked,
+        plan=RolloutPlan(sources, repeats=spec.repeats, seeds=spec.seeds, shard=shard),
+        names=[spec.data],
+        stack_settings=stack_settings(stack, catalog, environments) if stack.server is None else {},
+        limits=spec.limits,
+        pace=spec.pace,
+        record_bodies=spec.record_bodies,
+        wait_for_policy_s=spec.wait_for_policy_s,
+        output=output,
+        rerun_failed=rerun_failed,
+        log=log,
+        progress=RunProgress(prices=dict(spec.prices)),
+    )
+
+
+def refuse_missing(
+    environments: Sequence[EnvironmentConfig], data: str | None, catalog: Catalog, *, files: bool = True
+) -> None:
+    """Raise `ConfigError` or `DataError` for an environment, config or rows that are not there, before a run is planned.
+
+    Nothing is installed for what the release's scan shows. Without `files`, a file of rows may come later.
+    """
+    is_path = data is not None and (
+        data.startswith("hf:") or os.sep in data or Path(data).expanduser().exists() or data.endswith(ROWS)
+    )
+    for config in environments:
+        is_own = "/" in config.name or config.name.endswith((".yaml", ".yml"))
+        if is_own and Path(config.name).expanduser().exists():
+            continue
+        names = (config.config,) if isinstance(config.config, str) else config.config or ()
+        environment = catalog.look_up(config.name, names)
+        if data is not None and not is_path:
+            environment.data_file(data)
+    is_file = data is not None and is_path and not data.startswith("hf:")
+    if files and data is not None and is_file and not Path(data).expanduser().exists():
+        raise DataError(f"{data}: there is no such file", path=data)
+
+
+def environments_of_rows(data: str | None, catalog: Catalog) -> list[str]:
+    """Return the environments of the agents that a file's rows name.
+
+    Raises `ConfigError` if they name none, or unknown ones, and the `DataError` of the first row if no row can be read.
+    """
+    if data is None:
+        raise OptionError("give an environment, a file of rows, or --spec FILE")
+    rows = RowSource(open_rows(data, environment=None), limit=_AGENT_ROWS)
+    rows.refuse_empty()
+    agents: dict[str, None] = {}
+    unreadable: DataError | None = None
+    for _, row in rows.readable():
+        if isinstance(row, Row):
+            agents[row.agent or ""] = None
+        else:
+            unreadable = unreadable or row
+    if unreadable is not None and not agents:
+        raise unreadable
+    if "" in agents:
+        raise ConfigError(
+            f"rows of {data} name no agent (agent_ref); give the environment: ENV --data {data}"
+        )
+    return sorted({environment_of(agent, catalog, data, f"ENV --data {data}") for agent in agents})
+
+
+def environment_of(agent: str, catalog: Catalog, source: str, option: str) -> str:
+    """Return the environment whose default config starts the agent, which `source` names.
+
+    Raises `ConfigError` with the option that gives it, if there is none or several of different names.
+    """
+    environments = []
+    for environment in catalog.environments():
+        try:
+            config = environment.config(None)
+        except ConfigError:
+            continue
+        if any(instance.name == agent for instance in config.agents):
+            environments.append(environment)
+    if len(names := sorted({environment.name for environment in environments})) > 1:
+        raise ConfigError(f"agent {agent!r} is in {', '.join(names)}; give the environment: --env ENV")
+    if not environments:
+        raise ConfigError(f"{source}: no environment has agent {agent!r}; give the environment: {option}")
+    return environments[0].known_as
