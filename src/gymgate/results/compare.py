@@ -40,9 +40,15 @@ class _Pairs(NamedTuple):
     """The rollouts of one row that both runs have."""
 
     task: Task
-    rewards: list[tuple[float, float]]
+    first: list[float]
+    second: list[float]
+    """Rewards of the same length: a pair is one of each."""
     left_out: int
     """Pairs in which one has no reward that counts: it failed, was masked or was not scored."""
+
+    @property
+    def differences(self) -> list[float]:
+        return [b - a for a, b in zip(self.first, self.second, strict=True)]
 
 
 def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
@@ -58,13 +64,13 @@ def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
     if not common:
         raise DataError("no row is in both runs: they are compared by the rows' content")
     paired = [_paired(task, second.tasks[task.key]) for task in common]
-    if not any(pairs.rewards or pairs.left_out for pairs in paired):
+    if not any(pairs.first or pairs.left_out for pairs in paired):
         raise DataError("no rollout is in both runs: those of the rows in both have other seeds or repeats")
     environments = sorted({task.environment for task in (*first.tasks.values(), *second.tasks.values())})
     rows = [_row(name, paired, first, second) for name in environments]
     if len(environments) > 1:
         rows.append({**_row(None, paired, first, second), "environment": OVERALL})
-    flips = [Flip(pairs.task, difference) for pairs in paired if (difference := _difference(pairs.rewards))]
+    flips = [Flip(pairs.task, difference) for pairs in paired if (difference := st.mean(pairs.differences))]
     return Comparison(
         rows,
         sorted(flips, key=lambda flip: (-abs(flip.difference), flip.task.name)),
@@ -117,19 +123,16 @@ def _parts(
 
 def _paired(first: Task, second: Task) -> _Pairs:
     here, there = _rewards(first), _rewards(second)
-    pairs = [(here[order], there[order]) for order in here if order in there]
-    rewards = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return _Pairs(first, rewards, len(pairs) - len(rewards))
+    common = [order for order in here if order in there]
+    counted = [order for order in common if here[order] is not None and there[order] is not None]
+    mine, other = ([side[order] or 0.0 for order in counted] for side in (here, there))
+    return _Pairs(first, mine, other, left_out=len(common) - len(counted))
 
 
 def _rewards(task: Task) -> dict[Order, float | None]:
     """Return the rewards that count by seed and repeat, with `None` for rollouts without one."""
     finished = {score.order: score.outcome.reward for score in task.scores}
     return finished | dict.fromkeys(task.failures)
-
-
-def _difference(rewards: Sequence[tuple[float, float]]) -> float:
-    return math.fsum(b - a for a, b in rewards) / len(rewards) if rewards else 0.0
 
 
 def _row(
@@ -141,10 +144,10 @@ def _row(
         return environment in (task.environment, None)
 
     mine = [pairs for pairs in paired if is_of(pairs.task)]
-    differences = [[b - a for a, b in pairs.rewards] for pairs in mine]
+    differences = [pairs.differences for pairs in mine]
     every = [difference for each in differences for difference in each]
     better, worse = (sum(sign * difference > 0 for difference in every) for sign in (1, -1))
-    sides = [[pair[side] for pairs in mine for pair in pairs.rewards] for side in (0, 1)]
+    sides = [[reward for pairs in mine for reward in getattr(pairs, side)] for side in ("first", "second")]
     return {
         "environment": environment,
         "rows": len(mine),

@@ -5,6 +5,7 @@ The table is in docs/outcomes.md, where a test reads it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -55,15 +56,22 @@ def outcome_of(rollout: Rollout | Mapping[str, Any], *, score_truncated: bool = 
     if isinstance(rollout, Rollout):
         fields = ("status", "limit", "reward", "error")
         rollout = {name: getattr(rollout, name) for name in fields}
-    status, reward, error = rollout.get("status"), number(rollout.get("reward")), rollout.get("error")
-    if status == "failed" or error is not None:
+    error = rollout.get("error")
+    if rollout.get("status") == "failed" or error is not None:
         return Outcome(False, False, False, retryable=_may_help(error), reason="failed")
+    return _outcome(
+        rollout.get("status"), rollout.get("limit"), number(rollout.get("reward")), score_truncated
+    )
+
+
+@functools.lru_cache(maxsize=1024)  # most of a million outcomes are equal, and a table of tasks keeps each
+def _outcome(status: Any, limit: Any, reward: float | None, score_truncated: bool) -> Outcome:
     if status == "masked":
         return Outcome(reward is not None, False, False, False, "masked")
     if reward is None or status not in ("completed", "truncated"):
         return Outcome(False, False, False, False, "unscored")
     trained = status == "completed" or score_truncated
-    is_overflow = rollout.get("limit") == "context_length"
+    is_overflow = limit == "context_length"
     reason: Reason = "completed" if status == "completed" else "overflowed" if is_overflow else "truncated"
     return Outcome(True, True, trained, False, reason, reward)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -72,9 +71,9 @@ class Attempt(Stored):
     timing: StoredTiming | None = None
     finished: Annotated[Real, Field(ge=0, le=1e11)] | None = None
     """Seconds since 1970."""
-    _record: Mapping[str, Any] = PrivateAttr(default_factory=dict)
-    _path: Path = PrivateAttr(default=Path())
-    _number: int = PrivateAttr(default=0)
+    _line: tuple[Mapping[str, Any], Path, int] = PrivateAttr()
+    """What it was read from: everything that the line holds, its file and number. No default, which would be copied for each
+    of a million attempts."""
 
     @classmethod
     def read(cls, record: Mapping[str, Any], path: Path, number: int) -> Self:
@@ -83,7 +82,7 @@ class Attempt(Stored):
             attempt = cls.model_validate(record)
         except ValidationError as error:
             raise line_error(path, number, _first_error(error)) from None
-        attempt._record, attempt._path, attempt._number = record, path, number
+        attempt._line = record, path, number
         return attempt
 
     @classmethod
@@ -104,7 +103,7 @@ class Attempt(Stored):
     def order(self) -> Order:
         return -1 if self.seed is None else self.seed, self.repeat
 
-    @cached_property
+    @property
     def outcome(self) -> Outcome:
         """What it counts for."""
         error = self.error and {"kind": self.error.kind, "retryable": self.error.retryable}
@@ -112,7 +111,7 @@ class Attempt(Stored):
 
     @property
     def has_failed(self) -> bool:
-        return self.outcome.reason == "failed"
+        return self.status == "failed" or self.error is not None
 
     @property
     def is_no_number(self) -> bool:
@@ -155,24 +154,25 @@ class Attempt(Stored):
     @property
     def record(self) -> Mapping[str, Any]:
         """Everything that its line holds."""
-        return self._record
+        return self._line[0]
 
     def rollout(self) -> CollectedRollout:
         """Return the whole record. Raises `DataError` with path and line if a field has another form."""
+        record, path, number = self._line
         known = {
             "id": f"{self.row_key}-{self.occurrence}-{self.repeat}-{'' if self.seed is None else self.seed}",
             "status": "failed",
-            "timing": {"total_s": self._record.get("seconds") or 0.0},
-            **self._record,
+            "timing": {"total_s": record.get("seconds") or 0.0},
+            **record,
             "environment": self.environment,
-            "calls": self._record.get("calls") or (),
+            "calls": record.get("calls") or (),
         }
         if self.error is not None and self.error.kind not in typing.get_args(ErrorKind):
             known["error"] = {**self.error.model_dump(), "kind": "environment"}
         try:
             return CollectedRollout.model_validate({k: v for k, v in known.items() if v is not None})
         except ValidationError as error:
-            raise line_error(self._path, self._number, _first_error(error)) from None
+            raise line_error(path, number, _first_error(error)) from None
 
 
 def _first_error(error: ValidationError) -> str:

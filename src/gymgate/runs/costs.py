@@ -95,6 +95,16 @@ class TokenUsage:
             return
         self.counted += 1
         self.calls += tokens.get("calls") or 0
+        self._count(tokens)
+
+    def include(self, other: TokenUsage) -> None:
+        """Add the rollouts of another usage."""
+        self.rollouts += other.rollouts
+        self.counted += other.counted
+        self.calls += other.calls
+        self._count(other.__dict__)
+
+    def _count(self, tokens: Mapping[str, Any]) -> None:
         for name in TOKENS:
             if (count := tokens.get(name)) is not None:
                 setattr(self, name, (getattr(self, name) or 0) + count)
@@ -114,14 +124,25 @@ class UsageCounts:
 
     def __init__(self) -> None:
         self._usages: dict[tuple[str, str], TokenUsage] = {}
-        self._totals: dict[str, TokenUsage] = {}
-        """By model server. Apart, because an environment may be called `all` too."""
 
     def add(self, environment: str, tokens: Mapping[str, Tokens | None]) -> None:
         """Add a rollout's tokens by model server; `None`: they are unknown."""
-        for server, used in {POLICY: _no_tokens(), **tokens}.items():
-            self._usages.setdefault((environment, server), TokenUsage(environment, server)).add(used)
-            self._totals.setdefault(server, TokenUsage(OVERALL, server)).add(used)
+        if POLICY not in tokens:
+            self._usage(environment, POLICY).add(_no_tokens())
+        for server, used in tokens.items():
+            self._usage(environment, server).add(used)
+
+    def _usage(self, environment: str, server: str) -> TokenUsage:
+        if (usage := self._usages.get((environment, server))) is None:
+            usage = self._usages[environment, server] = TokenUsage(environment, server)
+        return usage
+
+    def _totals(self) -> dict[str, TokenUsage]:
+        """Sum up over the environments, by model server."""
+        totals: dict[str, TokenUsage] = {}
+        for (_, server), usage in self._usages.items():
+            totals.setdefault(server, TokenUsage(OVERALL, server)).include(usage)
+        return totals
 
     def rows(self, prices: Prices) -> list[TokenUsage]:
         """Return the usage of each environment's policy and judges and, if there are several environments, the sums."""
@@ -130,13 +151,13 @@ class UsageCounts:
             self._usages.values(), key=lambda usage: (usage.environment, usage.model_server != POLICY)
         )
         totals = (
-            sorted(self._totals.values(), key=lambda usage: usage.model_server != POLICY) if several else []
+            sorted(self._totals().values(), key=lambda usage: usage.model_server != POLICY) if several else []
         )
         return [usage.at(prices) for usage in (*usages, *totals)]
 
     def of_policy(self, prices: Prices) -> TokenUsage | None:
         """Return the policy's usage over all environments; `None` before the first rollout."""
-        usage = self._totals.get(POLICY)
+        usage = self._totals().get(POLICY)
         return None if usage is None else usage.at(prices)
 
 

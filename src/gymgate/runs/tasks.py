@@ -26,10 +26,13 @@ ANSWER_KEYS = (
     "extracted_grade",
 )
 """Fields of a result in which NeMo Gym's environments put the answer; the first that is there is taken."""
+_ANSWERS = frozenset(ANSWER_KEYS)
 _LONGEST_ANSWER = 64
+_MOST_SHARED = 1 << 14
+"""Scores that are remembered to be shared; others are kept apart, so that a run of many different answers costs no index."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Known:
     """The mean of what is known."""
 
@@ -55,7 +58,7 @@ class Score(NamedTuple):
     answer: str | None
 
 
-@dataclass
+@dataclass(slots=True)
 class Task:
     """The rollouts of one row."""
 
@@ -68,7 +71,7 @@ class Task:
     line: int
     scores: list[Score] = field(default_factory=list)
     """Of the rollouts that finished."""
-    failures: set[Order] = field(default_factory=set)
+    failures: frozenset[Order] = frozenset()
     """Rollouts that failed permanently."""
     calls: Known = field(default_factory=Known)
     output_tokens: Known = field(default_factory=Known)
@@ -120,6 +123,8 @@ class CollectedTasks:
     """The policy in the settings of the runs; `None` for rollouts that NeMo Gym collected."""
     created: int | None = None
     """Start of the first run, in seconds since 1970."""
+    _scores: dict[Score, Score] = field(default_factory=dict)
+    """Scores that tasks share: most of a million are equal to one of some hundred."""
 
     @property
     def notes(self) -> list[str]:
@@ -145,15 +150,16 @@ class CollectedTasks:
         """Add a rollout that finished; its answer is in `answer_key`, else in the first known field that it has."""
         task = self._task_of(attempt)
         result = attempt.result or {}
-        keys = (answer_key,) if answer_key else ANSWER_KEYS
+        keys = (answer_key,) if answer_key else ANSWER_KEYS if not _ANSWERS.isdisjoint(result) else ()
         if (key := next((key for key in keys if key in result), None)) is not None:
             self.answer_keys.setdefault(task.environment, key)
         self.not_numbers += attempt.is_no_number
         answer = None if key is None else short_answer(result[key])
-        task.scores.append(Score(attempt.order, attempt.outcome, answer))
-        self.counts.add(attempt.outcome)
-        if attempt.order in task.failures:
-            task.failures.remove(attempt.order)
+        order, outcome = attempt.order, attempt.outcome
+        task.scores.append(self._shared(Score(order, outcome, answer)))
+        self.counts.add(outcome)
+        if order in task.failures:
+            task.failures -= {order}
             self.counts.outcomes["failed"] -= 1
         task.calls.add(attempt.call_count)
         task.output_tokens.add(attempt.output_tokens)
@@ -164,14 +170,20 @@ class CollectedTasks:
         """Add a rollout that failed permanently."""
         task = self._task_of(attempt)
         self.counts.outcomes["failed"] += attempt.order not in task.failures
-        task.failures.add(attempt.order)
+        task.failures |= {attempt.order}
 
     def forget_failures(self) -> None:
         """Forget which rollouts failed: they are read anew."""
         self.tasks = {key: task for key, task in self.tasks.items() if task.scores}
         for task in self.tasks.values():
-            task.failures.clear()
+            task.failures = frozenset()
         self.counts.outcomes["failed"] = 0
+
+    def _shared(self, score: Score) -> Score:
+        """Return an equal score that is there already."""
+        if len(self._scores) < _MOST_SHARED:
+            return self._scores.setdefault(score, score)
+        return self._scores.get(score, score)
 
     def _task_of(self, attempt: Attempt) -> Task:
         if (task := self.tasks.get(attempt.task_key)) is None:
