@@ -15,6 +15,7 @@ NAMES = {
     "gateway": "latency and calls/s of the gateway, beside a minimal proxy and LiteLLM",
     "tokens": "the token path beside plain chat; 512 concurrent rollouts with a 50 ms policy",
     "growth": "routes, environments and dataset rows: what grows, and how",
+    "reading": "reading a run of a million rollouts, and starting a replay of ten thousand recordings",
     "scaling": "what a node, ten and a thousand carry, from measured costs, and where the next wall is",
     "workers": "calls/s of one environment whose servers have several workers, and the limit of each kind of process",
     "ray": "rollouts/s on 1, 2 and 4 nodes of a Ray cluster on this machine, with a slow policy (in .venv-train)",

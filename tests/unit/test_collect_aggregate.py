@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,27 @@ def write_run(
     (path / "rollouts.jsonl").write_text("".join(f"{_json(value)}\n" for value in lines))
     (path / "failures.jsonl").write_text("".join(f"{_json(value)}\n" for value in failures or ()))
     return path
+
+
+def test_a_rollout_more_of_a_task_takes_few_bytes() -> None:
+    """A million rollouts are read in 300 MB: equal scores are one object."""
+    collected = CollectedTasks()
+
+    def grow(repeats: range) -> int:
+        before = tracemalloc.get_traced_memory()[0]
+        for repeat in repeats:
+            for key in range(50):
+                reward, answer = float((key + repeat) % 2), "B" * (repeat % 2)
+                collected.add(Attempt.read(line(key, repeat, reward, answer=answer), Path("r"), 1))
+        return tracemalloc.get_traced_memory()[0] - before
+
+    tracemalloc.start()
+    try:
+        grow(range(16))
+        assert grow(range(16, 216)) / (200 * 50) < 40
+    finally:
+        tracemalloc.stop()
+    assert summary_rows(collected)[0]["rollouts"] == 216 * 50
 
 
 def _json(value: Any) -> str:
