@@ -5,17 +5,27 @@ A release that is not installed is installed first, into the cache.
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from servercode import CodeReader
 
+from gymgate.core import codec
 from gymgate.core.config import SUPPORTED_NEMO_GYM, RuntimeConfig
 from gymgate.gym.catalog import Environment, shipped
 from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
-from gymgate.gym.catalog.scan import Scanner, images_of_rows
+from gymgate.gym.catalog.scan import Scanner
+from gymgate.gym.inside.resolve import walk
 from gymgate.gym.runtime import ensure_runtime
+
+_ROW_IMAGE = re.compile(r"(?:^|\.)(?:docker_image|image|image_name|image_ref|image_url)$")
+"""Fields of rows that name an image, apart from their prompts."""
+ROWS_READ = 100
+"""Lines of each file that are searched for images."""
 
 
 def fresh_scan(site: Path) -> list[Environment]:
@@ -34,6 +44,29 @@ def fresh_scan(site: Path) -> list[Environment]:
 def _with_rows(item: Environment) -> Environment:
     data = tuple(replace(file, lines=file.rows()) for file in item.data)
     return replace(item, data=data, images=images_of_rows(item))
+
+
+def images_of_rows(environment: Environment) -> tuple[str, ...]:
+    """Return the images that the packaged rows name, once each; none if no config needs containers."""
+    images: dict[str, None] = {}
+    if any("docker" in config.need_kinds for config in environment.configs):
+        for file in environment.data:
+            if file.kind in ("rows", "raw"):
+                with file.path.open("rb") as lines:
+                    for line in islice(lines, ROWS_READ):
+                        images |= dict.fromkeys(_images_of_row(line))
+    return tuple(images)
+
+
+def _images_of_row(line: bytes) -> Iterator[str]:
+    try:
+        row = codec.loads(line)
+    except ValueError:
+        return
+    for path, value in walk(row):
+        is_prompt = path.startswith(("responses_create_params.input", "responses_create_params.tools"))
+        if _ROW_IMAGE.search(path) and not is_prompt and isinstance(value, str) and value:
+            yield value
 
 
 def main() -> int:

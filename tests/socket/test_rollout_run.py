@@ -51,7 +51,7 @@ class Scene:
         running = RolloutRun(environment, "solver", b"{}", self.route, timeout_s=20.0)
         async with new_client() as client:
             await running.post(client, f"{self.url}/run")
-        return running.described()
+        return running.record_fields()
 
 
 async def policy_says(seen: Seen) -> web.Response:

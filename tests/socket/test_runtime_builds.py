@@ -26,7 +26,7 @@ version = "%d.%d.%d" % sys.version_info[:3]
 def make(path, held):
     with (root / "builds").open("a") as log:
         log.write("x")
-    run_uv("venv", "--clear", "--relocatable", "--python", sys.executable, path, held=held)
+    run_uv("venv", "--clear", "--relocatable", "--python", sys.executable, path, lock=held)
     if behaviour == "hang":
         print("making", flush=True)
         time.sleep(100)

@@ -29,7 +29,7 @@ root, behaviour, times = runtimes_dir(), sys.argv[1], int(sys.argv[2])
 name = _recipe(RuntimeConfig(), ()).name(interpreter)
 
 def make(path, held):
-    run_uv("venv", "--clear", "--relocatable", "--python", interpreter.path, path, held=held)
+    run_uv("venv", "--clear", "--relocatable", "--python", interpreter.path, path, lock=held)
     if behaviour == "slow":
         print("making", flush=True)
         sys.stdin.readline()

@@ -20,7 +20,7 @@ import pytest
 
 from gymgate.core.errors import ConfigError
 from gymgate.stack import daemons, ending, logs
-from gymgate.stack.daemons import DaemonProcess, DaemonReport, FoundDaemons, find_daemons, read_daemon
+from gymgate.stack.daemons import DaemonOverview, DaemonProcess, DaemonReport, find_daemons, read_daemon
 from gymgate.stack.ending import end_daemons
 from support.daemons import Waiting, runtime_directory, waiting
 from support.json_output import read_output
@@ -190,7 +190,7 @@ def test_another_process_with_the_number_of_a_daemon_is_not_touched(one: Waiting
     assert alive([one.daemon.pid])
     assert asked(one.daemon).state == "starting"
     with pytest.raises(ConfigError, match="4194304"):
-        FoundDaemons([one.daemon], [], 0).choose(4194304)
+        DaemonOverview([one.daemon], [], 0).choose(4194304)
 
 
 def test_the_table_fits_a_terminal(one: Waiting) -> None:

@@ -64,7 +64,7 @@ class Scripted:
     def describe(self) -> dict[str, Any]:
         return {}
 
-    def unasked(self, *args: Any) -> None:
+    def never_asked_error(self, *args: Any) -> None:
         """Its agents may score a row without a model call."""
 
 

@@ -28,7 +28,7 @@ TOKEN = "canary-token-0123456789"
 class Served:
     """Takes the place of a stack of two environments; keeps what is passed on to its daemon."""
 
-    described: ClassVar = {
+    description: ClassVar = {
         "agents": {
             name: {"environment": name, "instance": name, "type": "simple_agent"} for name in ("one", "two")
         },

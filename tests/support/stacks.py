@@ -85,7 +85,7 @@ def answer(call: str | None = None, text: str = "cold") -> dict[str, Any]:
 
 def name_of(stack: Stack, given: str) -> str:
     """The one name of an environment, which a config may give by its path."""
-    name: str = stack.described["names"][given]
+    name: str = stack.description["names"][given]
     return name
 
 

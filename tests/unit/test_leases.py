@@ -27,7 +27,7 @@ class FakeLease:
         self.peer = SimpleNamespace(lost=asyncio.Event(), heard=heard)
         self.progress: Any = None
         self.agents: dict[str, Any] = {}
-        self.described: dict[str, Any] = {"names": {}}
+        self.description: dict[str, Any] = {"names": {}}
         self.loop = asyncio.get_running_loop()
         self._leases, self._error = leases, error
 

@@ -97,7 +97,7 @@ def test_what_was_not_used_for_long_goes(cache: Path) -> None:
     age(rows, 31)
     left = written(cache / "npm" / "codex.tmp-1" / "x").parent
     logs = written(cache / "run" / "log", days=99)
-    told = {removal.entry.path: removal.kept for removal in clean(30 * DAY)}
+    told = {removal.entry.path: removal.reason for removal in clean(30 * DAY)}
     assert told == {old: "", rows: "", left: ""}
     assert [path.exists() for path in (old, new, rows, left, logs)] == [False, True, False, False, True]
 
@@ -108,7 +108,7 @@ def test_all_is_what_nobody_uses(cache: Path) -> None:
     busy = written(cache / "data" / "nemo-gym-0.6.0" / "rows.jsonl").parent
     fetched = written(gym_cache() / "hub" / "weights").parent
     with used(mine / MARKER), locks.locked(cache / "data" / ".nemo-gym-0.6.0.lock", "preparing"):
-        told = {removal.entry.path: removal.kept for removal in clean(None)}
+        told = {removal.entry.path: removal.reason for removal in clean(None)}
     assert f" {os.getpid()}" in told[mine]
     assert (told[free], told[data]) == ("", "")
     assert told[cache / "gym"]  # held since `gym_cache`
@@ -120,7 +120,7 @@ def test_a_dry_run_removes_nothing_and_waits_for_nobody(cache: Path) -> None:
     lock = written(cache / "runtimes" / ".lock", "7, which is making a")
     with lock.open() as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        told = {removal.entry.path: not removal.kept for removal in clean(None, dry_run=True)}
+        told = {removal.entry.path: not removal.reason for removal in clean(None, dry_run=True)}
     assert told == {place: True, left: False}
     assert place.exists()
 
@@ -134,7 +134,7 @@ def test_use_is_noted_and_keeps(cache: Path) -> None:
     age(place / MARKER, 90)
     assert locks.hold(place / MARKER)  # again, without another descriptor
     assert time.time() - cache_entries()[0].last_used < 60
-    assert all(removal.kept for removal in clean(None))
+    assert all(removal.reason for removal in clean(None))
     assert place.exists()
 
 
@@ -168,7 +168,7 @@ def test_a_file_system_that_refuses_is_told(cache: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert locks.hold(place / MARKER)
     [removal] = clean(None)
-    assert (removal.kept, place.exists()) == ("Function not implemented", True)
+    assert (removal.reason, place.exists()) == ("Function not implemented", True)
 
 
 def test_the_command_lists_and_cleans(cache: Path) -> None:

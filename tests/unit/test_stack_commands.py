@@ -14,7 +14,7 @@ from gymgate.cli import cli, main
 from gymgate.core.config import cache_dir
 from gymgate.core.errors import ConfigError, OptionError
 from gymgate.stack import daemons, ending
-from gymgate.stack.daemons import DaemonProcess, DaemonReport, FoundDaemons
+from gymgate.stack.daemons import DaemonOverview, DaemonProcess, DaemonReport
 from gymgate.stack.launch import DaemonCommand
 from support.json_output import read_output
 
@@ -61,7 +61,7 @@ def show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Show:
         async def ask(asked: Iterable[DaemonProcess]) -> dict[DaemonProcess, DaemonReport]:
             return {daemon: here[daemon] for daemon in asked}
 
-        found = FoundDaemons([*here], elsewhere, of_other_users)
+        found = DaemonOverview([*here], elsewhere, of_other_users)
         monkeypatch.setattr(daemons, "find_daemons", lambda: found)
         monkeypatch.setattr(daemons, "ask_daemons", ask)
         return [*here]

@@ -35,7 +35,7 @@ def configs(*names: object) -> list[EnvironmentConfig]:
 
 def described(found: Catalog, **fields: Any) -> dict[str, Any]:
     config = StackConfig(**fields)
-    return stack_settings(config, found, found.named(config.environments))
+    return stack_settings(config, found, found.environments_of(config.environments))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def described(found: Catalog, **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_a_packaged_environment_has_one_name(tmp_path: Path, given: str, name: str) -> None:
-    assert [*catalog(tmp_path).named(configs(given))] == [name]
+    assert [*catalog(tmp_path).environments_of(configs(given))] == [name]
     [environment] = described(Catalog(tmp_path, "0.7.0"), environments=(given,))["environments"]
     assert environment == {"name": name, "config": None, "agent": None, "overrides": []}
 
@@ -59,8 +59,8 @@ def test_a_users_own_goes_by_its_file(tmp_path: Path) -> None:
     found = catalog(tmp_path / "site")
     first = write(tmp_path / "a" / "mine.yaml")
     second = write(tmp_path / "b" / "mine.yaml")
-    assert [*found.named(configs(first))] == [*found.named(configs(second))] == ["mine"]
-    assert [*found.named(configs(first, second, "same"))] == [str(first), str(second), "same"]
+    assert [*found.environments_of(configs(first))] == [*found.environments_of(configs(second))] == ["mine"]
+    assert [*found.environments_of(configs(first, second, "same"))] == [str(first), str(second), "same"]
     one, other = (described(found, environments=(str(path),)) for path in (first, second))
     assert [each["environments"][0]["path"] for each in (one, other)] == [str(first), str(second)]
     assert differences(one, other)

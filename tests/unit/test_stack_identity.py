@@ -117,6 +117,23 @@ def test_changed_code_means_another_stack(
     assert name_of(**fields) != changed, "saved twice within a second"
 
 
+def test_a_tree_that_is_too_large_to_be_read_is_named(
+    projects: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(identity, "_MAX_DIRECTORIES", 2)
+    server = projects[0] / "resources_servers" / "mine"
+    fields = {"environments": (str(server),)}
+    name_of(**fields)
+    assert not [record for record in caplog.records if str(server) in record.getMessage().split()]
+    (server / "more" / "below").mkdir(parents=True)
+    name_of(**fields)
+    assert [record for record in caplog.records if str(server) in record.getMessage().split()]
+
+
 def test_overrides_may_hold_relative_paths(
     projects: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

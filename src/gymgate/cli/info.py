@@ -16,7 +16,6 @@ from gymgate.core.config import RuntimeConfig
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
 from gymgate.gym.catalog.entries import Dataset
 from gymgate.gym.catalog.needs import Need
-from gymgate.gym.catalog.scan import images_of_rows
 from gymgate.gym.inside.resolve import MISSING, SandboxReference, walk
 from gymgate.gym.runtime import open_catalog
 
@@ -134,7 +133,7 @@ def description(environment: Environment, record: CheckResult | None) -> Environ
         configs=[_config_description(config) for config in environment.configs],
         data=[replace(file, lines=file.rows()) for file in environment.data],
         recordings=[file.name for file in environment.recordings()],
-        row_images=images_of_rows(environment),
+        row_images=environment.images or (),
         record=record,
     )
 
@@ -236,7 +235,7 @@ def _data(environment: Environment, config: EnvConfig) -> None:
 
 def _sandboxes(environment: Environment, config: EnvConfig) -> None:
     """The providers and images that a config asks for, once each."""
-    images = images_of_rows(environment)
+    images = environment.images or ()
     if config.sandboxes or images:
         echo()
     if config.sandboxes:

@@ -15,7 +15,7 @@ from gymgate.cli.options import json_option
 from gymgate.cli.output import log, print_json, print_table
 
 if TYPE_CHECKING:
-    from gymgate.stack.daemons import DaemonProcess, DaemonReport, FoundDaemons
+    from gymgate.stack.daemons import DaemonOverview, DaemonProcess, DaemonReport
 
 MAX_COMMAND = 60
 """Characters of a command in the table."""
@@ -94,7 +94,7 @@ def command(as_json: bool) -> None:
     log_hidden(found)
 
 
-def log_hidden(found: FoundDaemons) -> None:
+def log_hidden(found: DaemonOverview) -> None:
     """Say which stacks were seen but cannot be looked at."""
     if elsewhere := found.describe_unreachable():
         log(elsewhere)

@@ -102,7 +102,7 @@ def command(
         stack = asyncio.run(ask_models(spec.stack, policy, 0, log))[0]
         catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
         try:
-            environments = catalog.named(stack.environments)
+            environments = catalog.environments_of(stack.environments)
         except ConfigError as error:
             if named or run.settings:
                 raise

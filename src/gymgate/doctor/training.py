@@ -106,7 +106,7 @@ async def _check_policy(
 def _find_environments(spec: RunSpec | None) -> None:
     """Raise `ConfigError` for an environment that is not there, unless only an installation could tell."""
     if spec is not None and (runtime := find_runtime(spec.stack.runtime)):
-        Catalog(runtime.site, runtime.version).named(spec.stack.environments)
+        Catalog(runtime.site, runtime.version).environments_of(spec.stack.environments)
 
 
 def _stack(
@@ -116,7 +116,7 @@ def _stack(
     runtime = ensure_runtime(spec.stack.runtime)
     catalog = Catalog(runtime.site, runtime.version)
     rows = {}
-    for name, environment in catalog.named(spec.stack.environments).items():
+    for name, environment in catalog.environments_of(spec.stack.environments).items():
         row = next(iter(open_rows(spec.data, environment=environment)), None)
         if row is None:
             raise DataError(f"{spec.data!r} has no row of {name!r}; give a file with --data")

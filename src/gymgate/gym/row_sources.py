@@ -110,7 +110,7 @@ def open_sources(
 ) -> list[RowSource]:
     """Open packaged data of each environment by name, or one file for all of them, whose rows then name their agents.
 
-    `environments` are as `Catalog.named` returns them; `limit` is how many rows to take of each. Raises as `open_rows`.
+    `environments` are as `Catalog.environments_of` returns them; `limit` is how many rows to take of each. Raises as `open_rows`.
     """
     is_file = source.startswith("hf:") or os.sep in source or Path(source).expanduser().is_file()
     if len(environments) > 1 and is_file:

@@ -153,14 +153,16 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
         return {name: getattr(self, name) for name in cls.model_fields}
 
     def find_environments(self, progress: Callable[[str], None]) -> dict[str, Environment]:
-        """Return the catalog's entry for each environment, as `Catalog.named` does; installs nemo-gym if it is not there.
+        """Return the catalog's entry for each environment, as `Catalog.environments_of` does; may install nemo-gym.
 
         Raises `ConfigError`, with similar names, for an unknown environment.
         """
         from gymgate.gym.runtime import open_catalog
 
         stack = self.run_spec().stack
-        return open_catalog(stack.runtime, stack.component_roots, progress=progress).named(stack.environments)
+        return open_catalog(stack.runtime, stack.component_roots, progress=progress).environments_of(
+            stack.environments
+        )
 
 
 def _endpoint(value: Any) -> Any:

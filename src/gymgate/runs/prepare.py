@@ -40,7 +40,7 @@ def prepare(spec: RunSpec, *, output: Path | None, shard: Shard, rerun_failed: b
         log(REPLAYING)
     stack, asked = asyncio.run(ask_models(stack, policy, spec.wait_for_policy_s or 0, log))
     catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
-    environments = catalog.named(stack.environments)
+    environments = catalog.environments_of(stack.environments)
     packaged = [*environments.values()]
     require_needs(stack, packaged, replayed=not isinstance(policy, HTTPEndpoint))
     sources = open_sources(spec.data, environments, spec.rows)

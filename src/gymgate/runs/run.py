@@ -176,7 +176,7 @@ class Collection:
         while True:
             try:
                 async with self._acquire() as stack:
-                    self.stack_settings = stack.described["settings"]
+                    self.stack_settings = stack.description["settings"]
                     if self._kept is not None:
                         self._kept.add_settings(self.settings())
                     on_ready(self.progress)

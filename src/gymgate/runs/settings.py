@@ -27,7 +27,7 @@ _PARAMETER = re.compile(r"(?i)(?<=[?&])([\w-]*(?:key|token|secret|password|auth)
 
 
 OF_THE_STACK = ("nemo_gym", "interpreter", "environments", "judges", "models")
-"""Settings that a stack reports once it is up: see `Stack.described`."""
+"""Settings that a stack reports once it is up: see `Stack.description`."""
 
 
 def settings_of(policy: Policy, limits: RolloutLimits, sources: Sequence[str]) -> dict[str, Any]:

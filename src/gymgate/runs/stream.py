@@ -140,7 +140,7 @@ def _sources(
 ) -> tuple[list[RowSource], dict[str, Any]]:
     """Return the rows, and what can be known of the stack before it is up."""
     catalog = open_catalog(stack.runtime, stack.component_roots)
-    environments = catalog.named(stack.environments)
+    environments = catalog.environments_of(stack.environments)
     settings = stack_settings(stack, catalog, environments) if stack.server is None else {}
     if isinstance(rows, str | Path):
         return open_sources(str(rows), environments, limit), settings

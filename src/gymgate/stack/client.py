@@ -70,7 +70,7 @@ class Lease:
         """The process at the other end, if this process started it."""
         self.pid = os.getpid()
         self.agents: dict[str, AgentInfo] = {}
-        self.described: dict[str, Any] = {}
+        self.description: dict[str, Any] = {}
         """What the daemon says of its stack once it is up; see `RunningStack.describe`."""
         self.progress: Progress | None = None
         self.loop = asyncio.get_running_loop()
@@ -90,10 +90,10 @@ class Lease:
         self._shared = config.share == "machine"
         self._watch(missed=0, heard=self.peer.heard)
         wire = stack_to_wire(config)
-        self.described = described = await self.peer.call("hello", protocol=PROTOCOL, config=wire)
+        self.description = description = await self.peer.call("hello", protocol=PROTOCOL, config=wire)
         try:
-            self.agents = {name: AgentInfo(**agent) for name, agent in described["agents"].items()}
-            self._daemon_pid = described["pid"]
+            self.agents = {name: AgentInfo(**agent) for name, agent in description["agents"].items()}
+            self._daemon_pid = description["pid"]
         except (LookupError, TypeError, AttributeError):
             raise StackLostError("what answered does not describe a stack") from None
 
@@ -219,20 +219,20 @@ class Stack:
         return self._last.agents
 
     @property
-    def described(self) -> Mapping[str, Any]:
+    def description(self) -> Mapping[str, Any]:
         """What the stack said of itself when it was up; see `RunningStack.describe`."""
-        return self._last.described
+        return self._last.description
 
     @property
     def gateway_url(self) -> str:
         """The URL of the policy model for Gym's servers."""
-        url: str = self.described["gateway_url"]
+        url: str = self.description["gateway_url"]
         return url
 
     @property
     def names(self) -> Mapping[str, str]:
         """The name of each environment in rollouts, by its name or path in the config."""
-        names: dict[str, str] = self.described["names"]
+        names: dict[str, str] = self.description["names"]
         return names
 
     async def run(

@@ -83,7 +83,7 @@ class DaemonProcess:
 
 
 @dataclass(frozen=True)
-class FoundDaemons:
+class DaemonOverview:
     """What was found on this machine."""
 
     reachable: Sequence[DaemonProcess]
@@ -136,7 +136,7 @@ class DaemonReport:
     """Each environment's state."""
 
 
-def find_daemons() -> FoundDaemons:
+def find_daemons() -> DaemonOverview:
     """Return the daemons of this machine. Blocks for milliseconds."""
     here: list[DaemonProcess] = []
     elsewhere, of_other_users = unjudged_stacks(), 0
@@ -155,7 +155,7 @@ def find_daemons() -> FoundDaemons:
             continue
     elsewhere.update(_shared_elsewhere({daemon.command.socket_path for daemon in here}))
     here.sort(key=lambda daemon: (daemon.ticks, daemon.pid))
-    return FoundDaemons(here, sorted(elsewhere), of_other_users)
+    return DaemonOverview(here, sorted(elsewhere), of_other_users)
 
 
 def read_daemon(pid: int) -> DaemonProcess | None:

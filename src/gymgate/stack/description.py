@@ -19,7 +19,7 @@ def stack_settings(
 ) -> dict[str, Any]:
     """Return the settings of a stack that can change a reward, as JSON values, without keys and addresses.
 
-    `environments` are those of the config, as `Catalog.named` returns them.
+    `environments` are those of the config, as `Catalog.environments_of` returns them.
     """
     interpreter = config.runtime.interpreter
     return {

@@ -73,7 +73,7 @@ def processes_of(
         timeout = min(timeout_s, FORK_SERVER_S)
         yield Watched(server, server.process.pid, timeout, server.ping, server.kill_itself, alone=True)
     for environment in environments:
-        for child, port, needed in environment.watched():
+        for child, port, needed in environment.processes_to_watch():
             ask, kill = partial(until_answer, port), partial(child.kill, signal.SIGKILL)
             yield Watched(child, child.pid, timeout_s, ask, kill, needed)
 

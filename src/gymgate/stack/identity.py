@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
-import itertools
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,9 @@ _CODE = (".py", ".yaml", ".yml", ".toml", ".txt", ".j2", ".jinja")
 """Suffixes of files that decide what an environment does. Data and files that servers write do not count."""
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 _MAX_DIRECTORIES = 5000
-"""Read in one tree."""
+"""Read in one tree, for its stamps: a tenth of a second. Data beside the code may be in many more."""
+
+logger = logging.getLogger(__name__)
 
 
 def identity_of(config: StackConfig, salt: bytes) -> str:
@@ -85,7 +87,15 @@ def _stamps(path: Path) -> list[tuple[str, int, int]]:
     if not path.is_dir():
         return [_stamp(path, path.name)]
     stamps = []
-    for directory, names, files in itertools.islice(os.walk(path), _MAX_DIRECTORIES):
+    for count, (directory, names, files) in enumerate(os.walk(path)):
+        if count == _MAX_DIRECTORIES:
+            logger.warning(
+                "%s has more than %d directories: a change of code in the others starts no new stack; move data out of it, "
+                "or stop the stack after a change",
+                path,
+                _MAX_DIRECTORIES,
+            )
+            break
         names[:] = sorted(name for name in names if name not in _SKIPPED and not name.startswith("."))
         code = [Path(directory, file) for file in files if file.endswith(_CODE)]
         stamps += [_stamp(file, os.path.relpath(file, path)) for file in code]

@@ -14,7 +14,7 @@ from gymgate.core.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
 from gymgate.stack import routing
-from gymgate.stack.protocol import PROTOCOL, CallHandler, Peer, Reply
+from gymgate.stack.protocol import CallHandler, Peer, Reply, refuse_protocol
 from gymgate.stack.rollout import RolloutRun
 from gymgate.stack.wire import endpoint_from_wire
 
@@ -53,11 +53,7 @@ class LeaseHolder:
             self.peer.abort()
             raise StackLostError("the stack is stopping")
         self.peer.tell("welcome")  # a caller that heard anything does not try another daemon
-        if message["protocol"] != PROTOCOL:
-            raise StackLostError(
-                f"the stack's daemon speaks protocol {PROTOCOL}, this process {message['protocol']}; "
-                f"both must run the same gymgate"
-            )
+        refuse_protocol(message["protocol"], "daemon")
         self._watch_process()
         config = StackConfig.model_validate(message["config"])
         self._judges = {name: self._reachable(endpoint) for name, endpoint in config.models}

@@ -40,6 +40,14 @@ _JOINED = 64 << 10
 """Bytes of a frame up to which its parts are copied into one, to be sent by one system call."""
 
 
+def refuse_protocol(protocol: Any, end: str) -> None:
+    """Raise `StackLostError` for a caller that speaks another protocol than this `end` of the connection."""
+    if protocol != PROTOCOL:
+        raise StackLostError(
+            f"the stack's {end} speaks protocol {PROTOCOL}, this process {protocol}; both must run the same gymgate"
+        )
+
+
 class Reply(NamedTuple):
     """An answer as JSON, and bytes that go with it."""
 

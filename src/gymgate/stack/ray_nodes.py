@@ -169,7 +169,7 @@ def start_relay(ray: Any, node_id: str, cpus: float, name: str | None) -> Any:
 _attaching = threading.Lock()
 _attached = 0
 """Pools of this process, if gymgate connected it to the cluster."""
-kept: list[Any] = []
+shared_actors: list[Any] = []
 """Actors of this process that others use too: Ray ends an actor when its process forgets it."""
 
 
@@ -205,7 +205,7 @@ def detach() -> None:
     """Disconnect this process with its last pool, if gymgate connected it."""
     global _attached
     with _attaching:
-        if _attached == 1 and not kept:
+        if _attached == 1 and not shared_actors:
             importlib.import_module("ray").shutdown()
         _attached = max(0, _attached - 1)
 

@@ -36,7 +36,7 @@ from gymgate.core.errors import (
 from gymgate.rollouts.result import error_fields
 from gymgate.stack.client import Lease
 from gymgate.stack.protocol import Peer, Reply
-from gymgate.stack.ray_nodes import Tunnel, attach, detach, kept, nodes_of, start_relay
+from gymgate.stack.ray_nodes import Tunnel, attach, detach, nodes_of, shared_actors, start_relay
 from gymgate.stack.wire import stack_to_wire
 
 LOOK_S = 2.0
@@ -104,7 +104,7 @@ class NodeStack:
             if last:
                 ray.kill(self.tunnel.actor)
             else:
-                kept.append(self.tunnel.actor)
+                shared_actors.append(self.tunnel.actor)
 
 
 class RayPool:
@@ -160,7 +160,7 @@ class RayPool:
         self._up = True
         self._in_background(self._keep_looking())
         first = next(stack for stack in self.stacks.values() if stack.up).connection
-        return {**first.described, "pid": os.getpid()}
+        return {**first.description, "pid": os.getpid()}
 
     async def _wait_for_start(self) -> None:
         started = time.monotonic()

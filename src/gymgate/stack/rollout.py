@@ -113,7 +113,7 @@ class RolloutRun:
     def packed(self) -> Reply:
         """Return the record, for the SDK process."""
         calls = [call.record for call in self.route.log]
-        error = self.environment.unasked(self.agent, self.fields, calls)
+        error = self.environment.never_asked_error(self.agent, self.fields, calls)
         if error is not None:
             self._fail(error)
         failure = self.fields.get("error")
@@ -122,9 +122,9 @@ class RolloutRun:
             failure["message"] = (
                 f"policy calls without a key were refused; {DROPPED_KEY}: {failure['message']}"
             )
-        return pack_rollout(self.described(), self.route)
+        return pack_rollout(self.record_fields(), self.route)
 
-    def described(self) -> dict[str, Any]:
+    def record_fields(self) -> dict[str, Any]:
         """Return the record's fields beside its bodies, as JSON values."""
         calls = [call.record for call in self.route.log]
         return {

@@ -217,7 +217,7 @@ class RunningEnvironment:
             await self._changed.wait()
         return self._servers
 
-    def unasked(
+    def never_asked_error(
         self, agent: str, result: Mapping[str, Any], calls: Iterable[ModelCall]
     ) -> PolicyNeverAskedError | None:
         """Return the error of a rollout that has a result although its policy was never asked, with the agent's log.
@@ -265,7 +265,7 @@ class RunningEnvironment:
             "logs": str(self._logs),
         }
 
-    def watched(self) -> Iterator[tuple[Child, int, bool]]:
+    def processes_to_watch(self) -> Iterator[tuple[Child, int, bool]]:
         """Yield each live server, its port, and whether a rollout may wait for it."""
         if self.state == "up":
             for child, port in self._servers.ports.items():

@@ -188,7 +188,7 @@ class RunningStack:
                 f"warning: gymgate is not tested with nemo-gym {base.version}, only with {tested}; trying it"
             )
         resolved = []
-        environments = catalog.named(config.environments)
+        environments = catalog.environments_of(config.environments)
         self._names = {spec.name: name for spec, name in zip(config.environments, environments, strict=True)}
         self._settings = stack_settings(config, catalog, environments)
         for spec, (name, environment) in zip(config.environments, environments.items(), strict=True):

@@ -25,7 +25,7 @@ from yarl import URL
 
 from gymgate.core import codec
 from gymgate.core.config import Config, HTTPEndpoint, RolloutLimits, StackConfig, validation_message
-from gymgate.core.errors import ConfigError, DataError, StackLostError
+from gymgate.core.errors import ConfigError, DataError
 from gymgate.core.http_client import MAX_BODY, is_loopback
 from gymgate.gateway.serving_process import raise_file_limit
 from gymgate.gym.runtime.command import Progress
@@ -41,7 +41,7 @@ from gymgate.stack.network import (
     proves,
     refuse_settings,
 )
-from gymgate.stack.protocol import PROTOCOL, Peer, Reply
+from gymgate.stack.protocol import Peer, Reply, refuse_protocol
 from gymgate.stack.wire import endpoint_to_wire
 
 MIN_TOKEN = 16
@@ -216,18 +216,14 @@ class _Caller:
 
     async def _hello(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         """Answer if the caller asks for nothing but environments of the stack."""
-        if message.get("protocol") != PROTOCOL:
-            raise StackLostError(
-                f"the stack's server speaks protocol {PROTOCOL}, this process {message.get('protocol')}; "
-                f"both must run the same gymgate"
-            )
+        refuse_protocol(message.get("protocol"), "server")
         try:
             config = StackConfig.model_validate(message.get("config"))
         except ValidationError as error:
             raise ConfigError(validation_message(error)) from None
         refuse_settings(config)
-        described = self.stack.described
-        served = {**{name: name for name in described["names"].values()}, **described["names"]}
+        description = self.stack.description
+        served = {**{name: name for name in description["names"].values()}, **description["names"]}
         requested = {environment.name for environment in config.environments}
         if unknown := requested - served.keys():
             raise ConfigError(
@@ -236,14 +232,14 @@ class _Caller:
         self._environment = min(requested) if len(requested) == 1 else None
         self.peer.max_frame = MAX_FRAME
         names = {name: served[name] for name in requested}
-        of_all = described["settings"]
+        of_all = description["settings"]
         environments = [
             {**each, "overrides": _digest(each["overrides"])}
             for each in of_all["environments"]
             if each["name"] in names.values()
         ]
         return {
-            **described,
+            **description,
             "names": names,
             "settings": {**of_all, "environments": environments},
             "pid": None,

@@ -108,7 +108,7 @@ class Catalog:
         config = self._user_scanner(*around).combined(joined_name(names), paths)
         return replace(environment, configs=(*environment.configs, config))
 
-    def named(self, configs: Iterable[EnvironmentConfig]) -> dict[str, Environment]:
+    def environments_of(self, configs: Iterable[EnvironmentConfig]) -> dict[str, Environment]:
         """Return the environments of a stack, in order, by the name that its rows, rollouts and runs know each by.
 
         It is the bare name, after its kind if the bare one means another environment. Two of a user's own that would share a

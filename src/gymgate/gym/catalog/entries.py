@@ -151,7 +151,7 @@ class Environment:
     configs: tuple[EnvConfig, ...] = ()
     data: tuple[DataFile, ...] = ()
     images: tuple[str, ...] | None = field(default=None, compare=False)
-    """The images that its rows name, as `images_of_rows` finds them; `None`: the rows were not read yet."""
+    """The images that its rows name, from the scan of its release; `None`: it has none."""
 
     def config(self, name: str | Sequence[str] | None = None) -> EnvConfig:
         """Return the config of that name; of several names, the one that `Catalog.find` put together of them. `None` means

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
-from gymgate.core import codec
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog.entries import DataFile, EnvConfig, Environment, EnvironmentKind, kind_of_file
 from gymgate.gym.catalog.needs import Need, config_needs, missing_values
@@ -23,14 +20,9 @@ from gymgate.gym.inside.resolve import (
     ServerInstance,
     sandbox_references,
     servers_of,
-    walk,
 )
 
 _NO_CONFIGS = {"prompts", "prompt_templates", "tests", "data"}
-_ROW_IMAGE = re.compile(r"(?:^|\.)(?:docker_image|image|image_name|image_ref|image_url)$")
-"""Fields of rows that name an image, apart from their prompts."""
-ROWS_READ = 100
-"""Lines of each file that are searched for images."""
 
 
 class Scanner:
@@ -158,31 +150,6 @@ class Scanner:
             return self._reader.load(path / "manifest.yaml")
         except ConfigProblem:
             return {}
-
-
-def images_of_rows(environment: Environment) -> tuple[str, ...]:
-    """Return the images that the packaged rows name, once each; none if no config needs containers."""
-    if environment.images is not None:
-        return environment.images
-    images: dict[str, None] = {}
-    if any("docker" in config.need_kinds for config in environment.configs):
-        for file in environment.data:
-            if file.kind in ("rows", "raw"):
-                with file.path.open("rb") as lines:
-                    for line in islice(lines, ROWS_READ):
-                        images |= dict.fromkeys(_images_of_row(line))
-    return tuple(images)
-
-
-def _images_of_row(line: bytes) -> Iterator[str]:
-    try:
-        row = codec.loads(line)
-    except ValueError:
-        return
-    for path, value in walk(row):
-        is_prompt = path.startswith(("responses_create_params.input", "responses_create_params.tools"))
-        if _ROW_IMAGE.search(path) and not is_prompt and isinstance(value, str) and value:
-            yield value
 
 
 def roots_around(path: Path, kinds: Iterable[str]) -> list[Path]:

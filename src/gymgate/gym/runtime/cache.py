@@ -62,7 +62,7 @@ class Removal(NamedTuple):
 
     entry: CacheEntry
     size: int
-    kept: str
+    reason: str
     """Why it could not be removed; empty if it was."""
 
 

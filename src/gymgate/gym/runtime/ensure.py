@@ -129,8 +129,8 @@ def _interpreters(config: RuntimeConfig, base: Runtime | None, report: Progress)
 
 
 def _build(recipe: Recipe, interpreter: Interpreter, base: Runtime | None, report: Progress) -> Path:
-    def make(path: Path, held: int) -> dict[str, Any]:
-        return Installation(recipe, interpreter, path, held, report).make(base.site if base else None)
+    def make(path: Path, lock: int) -> dict[str, Any]:
+        return Installation(recipe, interpreter, path, lock, report).make(base.site if base else None)
 
     try:
         return build_once(runtimes_dir(), recipe.name(interpreter), make, report)

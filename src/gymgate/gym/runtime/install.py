@@ -56,7 +56,7 @@ class Installation:
     recipe: Recipe
     interpreter: Interpreter
     path: Path
-    held: int
+    lock: int
     """Descriptor of the lock, for uv to inherit."""
     progress: Progress
 
@@ -85,7 +85,7 @@ class Installation:
         ):
             run_uv(
                 *("venv", "--clear", "--relocatable", "--python", self.interpreter.path, self.path),
-                held=self.held,
+                lock=self.lock,
             )
         with self._step(f"installing nemo-gym {recipe.version} (about 1 GB on disk)"):
             self._install_release(lock)
@@ -138,7 +138,7 @@ class Installation:
         quiet = ("--no-emit-index-url", "--no-emit-find-links", "--python", self.interpreter.path)
         with _file([f"nemo-gym=={release}"]) as file:
             try:
-                return run_uv(*command, *quiet, *self._raised, file, progress=self.progress, held=self.held)
+                return run_uv(*command, *quiet, *self._raised, file, progress=self.progress, lock=self.lock)
             except UvFailedError as error:
                 if error.kind == "conflict" and f"no version of nemo-gym=={release}" in str(error):
                     raise SetupError(f"there is no nemo-gym {release} on the package index") from error
@@ -190,7 +190,7 @@ class Installation:
         return {package_of(distribution.name): distribution.version for distribution in distributions}
 
     def _install(self, *arguments: str | Path) -> None:
-        run_uv("pip", "install", "--python", self.python, *arguments, progress=self.progress, held=self.held)
+        run_uv("pip", "install", "--python", self.python, *arguments, progress=self.progress, lock=self.lock)
 
     def _check_imports(self) -> None:
         """Import what every server imports. Raises `UnusableInterpreterError` with the reason.

@@ -60,12 +60,12 @@ def run_uv(
     *arguments: str | Path,
     progress: Progress | None = None,
     timeout_s: float = 3600,
-    held: int | None = None,
+    lock: int | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> str:
     """Return the output of a uv command; `progress` gets a line for each large download and each build.
 
-    uv inherits the lock descriptor `held`, so that an orphaned uv that still writes keeps the lock. uv runs in an empty
+    uv inherits the lock descriptor `lock`, so that an orphaned uv that still writes keeps the lock. uv runs in an empty
     directory: it reads the user's and the machine's settings, not those of a project in the working directory. Raises
     `UvFailedError`, and `SetupError` if uv is not installed.
     """
@@ -82,7 +82,7 @@ def run_uv(
                 env={**installer_env(), "UV_NO_PROGRESS": "1", "PWD": empty, **(variables or {})},
                 timeout_s=timeout_s,
                 cwd=empty,
-                pass_fds=() if held is None else (held,),
+                pass_fds=() if lock is None else (lock,),
                 on_stderr=report,
             )
         except CommandError as error:

@@ -108,7 +108,7 @@ def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
     """
     if isinstance(files, Mapping):
         named = {str(name): _settings(str(name), source) for name, source in files.items()}
-        environments = open_catalog(runtime).named(EnvironmentConfig(name=name) for name in named)
+        environments = open_catalog(runtime).environments_of(EnvironmentConfig(name=name) for name in named)
         sources = [
             _open_source(name, environment, **settings)
             for (name, environment), settings in zip(environments.items(), named.values(), strict=True)

@@ -50,7 +50,7 @@ def open_sources(
     """
     configured = {environment.name: environment for environment in config.environments}
     configs = [configured.get(name, EnvironmentConfig(name=name)) for name in weights]
-    environments = open_catalog(config.runtime, config.component_roots).named(configs)
+    environments = open_catalog(config.runtime, config.component_roots).environments_of(configs)
     sources = []
     for (name, weight), spec, (known_as, environment) in zip(
         weights.items(), configs, environments.items(), strict=True
