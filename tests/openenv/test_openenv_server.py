@@ -250,7 +250,8 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(counter: str) ->
     assert f"127.0.0.1:{port}: Address already in use" in line
 
 
-async def test_a_silent_session_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("says", [["websocket.connect"], ["websocket.connect", "websocket.receive"]])
+async def test_a_silent_session_gives_up_its_place(says: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "FIRST_MESSAGE_S", 0.1)
     monkeypatch.setattr(server, "SILENCE_S", 0.1)
     said = asyncio.Queue[dict[str, Any]]()
@@ -260,8 +261,8 @@ async def test_a_silent_session_gives_up_its_place(monkeypatch: pytest.MonkeyPat
         while (message := await receive())["type"] != "websocket.disconnect":
             heard.append(message["type"])
 
-    for message in ("websocket.connect", "websocket.receive"):
+    for message in says:
         said.put_nowait({"type": message})
     async with asyncio.timeout(10):
         await server.Doorkeeper(app)({"type": "websocket", "headers": []}, said.get, said.put)
-    assert heard == ["websocket.connect", "websocket.receive"]
+    assert heard == says

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,13 +43,20 @@ def test_yaml_with_aliases_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("words", "output"),
-    [(["list"], "/dev/full"), (["info", "x" * 5000], None), (["run", f"{LAUGHS}.yaml"], None)],
+    [
+        (["list"], "/dev/full"),
+        (["list", "mcqa"], "/dev/full"),  # less than a buffer holds
+        (["info", "x" * 5000], None),
+        (["run", f"{LAUGHS}.yaml"], None),
+    ],
 )
 def test_a_full_output_and_a_long_name_are_one_line(words: list[str], output: str | None) -> None:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path(output or "/dev/null").open("w") as target:
         done = subprocess.run(
             [sys.executable, "-m", "gymgate", *words],
             stdout=target,
+            env=buffered,
             stderr=subprocess.PIPE,
             text=True,
             timeout=60,
@@ -56,3 +65,41 @@ def test_a_full_output_and_a_long_name_are_one_line(words: list[str], output: st
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("gymgate: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["run.json", "rows.txt", "rollouts.jsonl", "failures.jsonl"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_run_is_made_of_files(kind: str, name: str, tmp_path: Path) -> None:
+    """A pipe never says anything, and a device never stops."""
+    extent = {"rollouts": 1, "rows": 1, "repeats": 1, "seeds": None, "shard": [1, 1]}
+    settings = {"policy": {}, "environments": []}
+    (tmp_path / "run.json").write_text(json.dumps({"format": 1, "settings": settings, "extent": extent}))
+    (tmp_path / "rows.txt").write_text("0" * 16)
+    (tmp_path / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    words = [sys.executable, "-m", "gymgate", "aggregate", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert str(tmp_path / name) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_a_run_links_to_is_not_shown(tmp_path: Path) -> None:
+    """Errors are copied into tickets."""
+    secret = tmp_path / "secret"
+    secret.write_text("canary-in-a-file\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    extent = {"rollouts": 1, "rows": 1, "repeats": 1, "seeds": None, "shard": [1, 1]}
+    described = json.dumps({"format": 1, "settings": {"policy": {}, "environments": []}, "extent": extent})
+    for name in ("run.json", "rows.txt", "rollouts.jsonl"):
+        (run / "run.json").write_text(described)
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(secret)
+        words = [sys.executable, "-m", "gymgate", "aggregate", str(run)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        assert (done.returncode, "canary" in done.stdout + done.stderr) == (1, False), done.stderr
+        (run / name).unlink()

@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gymgate.gym.runtime.owners import pid_namespace_id
+from gymgate.core.errors import SetupError
+from gymgate.gym.runtime.owners import owner, pid_namespace_id
 from gymgate.stack.paths import make_private, process_directory, remove_traces
 
 
@@ -55,6 +56,15 @@ def test_a_directory_that_others_may_read_is_closed_to_them(base: Path) -> None:
     base.mkdir(mode=0o755)
     make_private(base)
     assert base.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_cannot_be_made_is_named(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "urandom", bytes)
+    taken = base / f"p-{owner()}-{bytes(4).hex()}"
+    base.mkdir(mode=0o700)
+    taken.touch()
+    with pytest.raises(SetupError, match=taken.name):
+        process_directory()
 
 
 def test_what_a_living_process_has_stays(base: Path) -> None:

@@ -1,10 +1,12 @@
-"""Files on disk: replace one as a whole, read the end of one, take its digest."""
+"""Files on disk: replace one as a whole, open only what is one, read the end of one, take its digest."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +61,15 @@ def filling(path: Path) -> Iterator[Path]:
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def open_regular(path: Path, buffering: int = -1) -> IO[bytes]:
+    """Open a file for reading. Raises `OSError` for a pipe or a device too: it may have no end, or never begin."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb", buffering)
 
 
 def tail(path: Path, lines: int = 20, size: int = 16384) -> str:

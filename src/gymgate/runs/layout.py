@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 from gymgate.core import codec
 from gymgate.core.config import validation_message
 from gymgate.core.errors import DataError
+from gymgate.core.files import open_regular
 from gymgate.runs.costs import Text, Whole
 from gymgate.runs.plan import PlannedIdentities
 from gymgate.runs.record import line_error
@@ -63,7 +64,8 @@ class _Run(BaseModel):
 def read_run(path: Path) -> dict[str, Any]:
     """The content of a directory's `run.json`. Raises `DataError` if there is none or it has another format."""
     try:
-        value = codec.loads((path / RUN).read_bytes())
+        with open_regular(path / RUN) as file:
+            value = codec.loads(file.read())
     except FileNotFoundError as error:
         raise DataError(f"{path} holds no run: it has no {RUN}", path=str(path)) from error
     except OSError as error:
@@ -89,14 +91,15 @@ def read_planned(path: Path, extent: Extent) -> PlannedIdentities | None:
     Raises `DataError` for a file that cannot be read and, with its line, for a key of another form.
     """
     try:
-        keys = (path / ROWS).read_text(errors="replace").split()
+        with open_regular(path / ROWS) as file:
+            keys = file.read().decode(errors="replace").split()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DataError(f"cannot read {path / ROWS}: {error.strerror}", path=str(path / ROWS)) from error
     for number, key in enumerate(keys, 1):
         if _KEY.fullmatch(key) is None:
-            raise line_error(path / ROWS, number, f"not the key of a row: {key[:40]!r}")
+            raise line_error(path / ROWS, number, "not the key of a row")  # a link may lead to anything
     return PlannedIdentities(keys, extent.model_dump())
 
 

@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 
 from gymgate.core import codec
 from gymgate.core.errors import DataError
+from gymgate.core.files import open_regular
 from gymgate.rollouts import Rollout
 from gymgate.runs.costs import tokens_of
 from gymgate.runs.plan import Identity, PlannedRollout
@@ -100,7 +101,7 @@ class LineReader:
         its line ending, which other programs may not write.
         """
         try:
-            with self.path.open("rb", buffering=_READ) as file:
+            with open_regular(self.path, _READ) as file:
                 self._inode = os.fstat(file.fileno()).st_ino
                 file.seek(self._offset)
                 for line in file:
