@@ -93,7 +93,8 @@ def main(argv: list[str] | None = None) -> Any:
     except OSError as error:
         if error.errno not in _FULL_OR_TOO_LONG:
             raise
-        click.echo(f"gymgate: {str(error.filename or 'the output')[:80]}: {error.strerror}", err=True)
+        where = printable(str(error.filename or "the output")[:80])
+        click.echo(f"gymgate: {where}: {error.strerror}", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no place to go
         sys.exit(1)
     except ValueError as error:

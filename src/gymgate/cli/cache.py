@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gymgate.cli.options import json_option
-from gymgate.cli.output import log, print_json, print_table
+from gymgate.cli.output import echo, log, print_json, print_table
 
 if TYPE_CHECKING:
     from gymgate.gym.runtime.cache import CacheEntry
@@ -89,10 +89,10 @@ def command(context: click.Context, as_json: bool) -> None:
         print_json(CacheListing(cache_dir(), [_description(entry) for entry in entries]))
         return
     if not entries:
-        click.echo(f"nothing in {cache_dir()}")
+        echo(f"nothing in {cache_dir()}")
         return
     print_table(("what", "name", "holds", "size", "last used"), map(_row, entries), fixed=2)
-    click.echo(f"{size_text(measure(cache_dir()))} in {cache_dir()}")
+    echo(f"{size_text(measure(cache_dir()))} in {cache_dir()}")
 
 
 @command.command("clean")
@@ -131,12 +131,12 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
         return
     done = "would remove" if dry_run else "removed"
     for container in containers:
-        click.echo(f"{done} container {container.id} of a stack that is gone ({container.image})")
+        echo(f"{done} container {container.id} of a stack that is gone ({container.image})")
     if unjudged := describe_unjudged(containers_left):
-        click.echo(f"kept {unjudged}")
+        echo(f"kept {unjudged}")
     for entry, size, reason in removals:
-        click.echo(f"{'kept' if reason else done} {entry.kind} {_name(entry)}: {reason or size_text(size)}")
-    click.echo(f"{done} {size_text(sum(removal.size for removal in removals))}")
+        echo(f"{'kept' if reason else done} {entry.kind} {_name(entry)}: {reason or size_text(size)}")
+    echo(f"{done} {size_text(sum(removal.size for removal in removals))}")
 
 
 def _row(entry: CacheEntry) -> tuple[str, ...]:

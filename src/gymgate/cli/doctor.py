@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gymgate.cli.options import field_option, gym_option, json_option
-from gymgate.cli.output import log, print_json
+from gymgate.cli.output import echo, log, print_json
 from gymgate.core.config import RolloutLimits, StackConfig
 from gymgate.runs.spec import RunSpec
 
@@ -55,7 +55,7 @@ def command(as_json: bool, **options: Any) -> None:
         async for finding in _findings(**options):
             findings.append(finding)
             if not as_json:
-                click.echo(f"{_SIGNS[finding.ok]:<7}{finding.name:<20} {finding.detail}")
+                echo(f"{_SIGNS[finding.ok]:<7}{finding.name:<20} {finding.detail}")
 
     asyncio.run(check())
     if as_json:

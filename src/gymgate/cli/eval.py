@@ -35,10 +35,10 @@ from gymgate.cli.options import (
     sampling_option,
     wide_option,
 )
-from gymgate.cli.output import log
+from gymgate.cli.output import echo, log
 from gymgate.cli.texts import endpoint_list, parse_judges, parse_overrides
 from gymgate.core.config import EnvironmentConfig, RolloutLimits, StackConfig, validation_message
-from gymgate.core.errors import ConfigError
+from gymgate.core.errors import ConfigError, printable
 from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT, EvalOptions
 from gymgate.integrations.stacks import starting_early
 from gymgate.integrations.verifiers import PLUGIN_ID, require_verifiers
@@ -272,7 +272,7 @@ def _evaluate(config: EvalConfig, path: Path, *, ks: Sequence[int] | None, wide:
         log(f"results: {path}\n{resume}")
         raise
     except SystemExit:
-        click.echo(frame.getvalue() if frame else "", nl=False)  # that there is nothing to resume
+        click.echo(printable(frame.getvalue()) if frame else "", nl=False)  # that there is nothing to resume
         raise
     if not episodes:
         return 0
@@ -280,10 +280,10 @@ def _evaluate(config: EvalConfig, path: Path, *, ks: Sequence[int] | None, wide:
     counts = RolloutCounts.total(environments.values())
     rates = {name: metrics.rate for name, metrics in environments.items()}
     rows = [{**row, "rollouts_per_s": rates.get(row["environment"])} for row in summary_rows(tasks, ks)]
-    click.echo()
+    echo()
     print_results(rows, replayed=replayed, ks=ks, wide=wide)
     print_causes(counts.causes)
-    click.echo(f"results: {path}")
+    echo(f"results: {path}")
     log(
         f"  look:   {path / 'traces.jsonl'} has one rollout per line, {path / 'logs/latest/eval.log'} is the log"
     )

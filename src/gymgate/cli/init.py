@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from gymgate.cli.environments import writable_path
 from gymgate.cli.options import DIRECTORY
+from gymgate.cli.output import echo
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError, DataError, OptionError
 from gymgate.gym.catalog import Catalog
@@ -57,8 +58,8 @@ def command(name: str, directory: Path | None) -> None:
     write_environment(name, root)
     only = len([*(root / RESOURCES).iterdir()]) == 1
     shown = shlex.quote(str(root if only else target))
-    click.echo(f"{target}: app.py has the tool and the reward, README.md says what to change")
-    click.echo(f"next: gymgate check {shown}  |  gymgate run {shown} -b URL -m MODEL")
+    echo(f"{target}: app.py has the tool and the reward, README.md says what to change")
+    echo(f"next: gymgate check {shown}  |  gymgate run {shown} -b URL -m MODEL")
 
 
 def refuse_name(name: str, catalog: Catalog) -> None:

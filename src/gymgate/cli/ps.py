@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from gymgate.cli.options import json_option
-from gymgate.cli.output import log, print_json, print_table
+from gymgate.cli.output import echo, log, print_json, print_table
 
 if TYPE_CHECKING:
     from gymgate.stack.daemons import DaemonOverview, DaemonProcess, DaemonReport
@@ -90,7 +90,7 @@ def command(as_json: bool) -> None:
         header = ("pid", "state", "environments", "rollouts", "age", "memory", "used by")
         print_table(header, map(_row, stacks), fixed=2)
     else:
-        click.echo(NONE)
+        echo(NONE)
     log_hidden(found)
 
 

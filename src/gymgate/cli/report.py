@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from gymgate.cli.options import FILE, overlap_option, per_task_option, price_option, tasks_option
+from gymgate.cli.output import echo
 from gymgate.results.report import write_report
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.costs import Price
@@ -37,4 +38,4 @@ def command(
     path = output or first / "report.html"
     found = Runs(runs, first_of_overlap=overlap == "first")
     write_report(found, path, tasks=tasks, per_task=per_task, prices=dict(prices))
-    click.echo(path)
+    echo(str(path))

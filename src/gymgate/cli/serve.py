@@ -6,7 +6,7 @@ import click
 
 from gymgate.cli.interrupts import serve_interruptibly
 from gymgate.cli.options import gym_option, host_option, number_option, port_option, replay_file_option
-from gymgate.cli.output import log
+from gymgate.cli.output import echo, log
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
 from gymgate.runs.policies import replay_files
@@ -37,4 +37,4 @@ def command(
         raise ConfigError("give an environment to serve its recorded rollouts, or --replay-file FILE")
     replayed = replay_files(files)  # refused, if wrong, before NeMo Gym is installed
     paths = [*recording_files(environments, gym, log), *replayed]
-    serve_interruptibly(serve(paths, click.echo, index=index, host=host, port=port))
+    serve_interruptibly(serve(paths, echo, index=index, host=host, port=port))

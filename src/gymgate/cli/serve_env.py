@@ -22,7 +22,7 @@ from gymgate.cli.options import (
     seconds_option,
     set_option,
 )
-from gymgate.cli.output import log
+from gymgate.cli.output import echo, log
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError
 
@@ -78,7 +78,7 @@ def command(
     with bound(host, port) as listener:
 
         def ready() -> None:
-            click.echo(f"http://{url_address(listener)}")
+            echo(f"http://{url_address(listener)}")
 
         from gymgate.integrations.openenv.server import serve  # seconds, for what OpenEnv imports
 

@@ -17,7 +17,7 @@ import click
 
 from gymgate.cli.interrupts import INTERRUPTED
 from gymgate.cli.options import DIRECTORY, number_option, seconds_option
-from gymgate.cli.output import log
+from gymgate.cli.output import echo, log
 from gymgate.cluster.servers import PolicyServers, Server, gpus_here, sandbox_server, split_command
 from gymgate.cluster.slurm_nodes import job_nodes
 from gymgate.cluster.supervisor import ChildProcess, supervise
@@ -116,8 +116,8 @@ def command(
         if dry_run:
             for server in servers:
                 variables = [f"{name}={shlex.quote(value)}" for name, value in server.environment]
-                click.echo(" ".join([*variables, shlex.join(server.argv)]))
-            click.echo(urls)
+                echo(" ".join([*variables, shlex.join(server.argv)]))
+            echo(urls)
             return
         if logs is None:
             logs = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="gymgate-logs-")))
@@ -218,7 +218,7 @@ async def _serve(
         async with supervise(servers, logs, restarts=restarts, progress=log) as supervisor:
             await supervisor.ready(start_timeout)
             if child is None:
-                click.echo(urls)
+                echo(urls)
                 await supervisor.watch()
                 raise AssertionError("unreachable")
             async with beside([supervisor.watch()]):

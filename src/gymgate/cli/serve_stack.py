@@ -23,7 +23,7 @@ from gymgate.cli.options import (
     sandbox_option,
     set_option,
 )
-from gymgate.cli.output import log
+from gymgate.cli.output import echo, log
 from gymgate.core.config import StackConfig, StackServer
 from gymgate.core.errors import ConfigError
 
@@ -76,7 +76,7 @@ def command(
     stack = StackConfig.model_validate(stack_fields(context, environments))
     with bound(host, port) as listener:
         url = f"gymgate{'s' if tls else ''}://{url_address(listener)}"
-        serve_interruptibly(serve_stack(stack, listener, token, tls, lambda: click.echo(url), log))
+        serve_interruptibly(serve_stack(stack, listener, token, tls, lambda: echo(url), log))
 
 
 def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from gymgate.cli.options import gym_option, json_option
-from gymgate.cli.output import log, print_json
+from gymgate.cli.output import echo, log, print_json
 from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import printable
 
 if TYPE_CHECKING:
     from gymgate.gym.runtime.command import Progress
@@ -156,9 +157,9 @@ class SetupReport:
         for runtime in self.runtimes:
             beside = f" with {', '.join(runtime.requirements)}" if runtime.requirements else ""
             user = f"{runtime.environment}: " if runtime.environment else ""
-            click.echo(f"{user}nemo-gym {runtime.nemo_gym}{beside} at {runtime.python}")
+            echo(f"{user}nemo-gym {runtime.nemo_gym}{beside} at {runtime.python}")
         for installed in self.commands:
-            click.echo(f"{installed.environment}: {installed.agent} runs {installed.command}")
+            echo(f"{installed.environment}: {installed.agent} runs {installed.command}")
         for need in self.needs:
             log(f"{need.environment} also needs {need.kind}: {need.detail}")
         for failure in self.failed:
@@ -179,8 +180,8 @@ def _progress() -> Iterator[Progress]:
 
         def progress(line: str) -> None:
             if line.startswith("warning: "):
-                console.print(line, markup=False, highlight=False)
+                console.print(printable(line), markup=False, highlight=False)
             else:
-                status.update(escape(line))
+                status.update(escape(printable(line)))
 
         yield progress

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from gymgate.cli.options import number_option
-from gymgate.cli.output import log
+from gymgate.cli.output import echo, log
 from gymgate.cluster.servers import split_command
 from gymgate.cluster.slurm import SlurmJob, aggregate_script, array_script, submit_script
 from gymgate.core.errors import ConfigError
@@ -103,14 +103,14 @@ def command(
     scripts[submit] = submit_script(paths["array"], paths["aggregate"])
     if dry_run:
         for path, text in scripts.items():
-            click.echo(f"# {path}\n{text}")
+            echo(f"# {path}\n{text}")
         return
     for path, text in scripts.items():
         with replacing(path) as file:
             file.write(text.encode())
     (output / "logs").mkdir(exist_ok=True)
     if no_submit:
-        click.echo(f"bash {shlex.quote(str(submit))}")
+        echo(f"bash {shlex.quote(str(submit))}")
         return
     _submit(submit)
 
@@ -170,4 +170,4 @@ def _submit(submit: Path) -> None:
         ) from error
     except CommandError as error:
         raise ConfigError(f"sbatch refused: {' '.join((error.errors or str(error)).split())}") from error
-    click.echo("".join(errors).strip() or output.strip())
+    echo("".join(errors).strip() or output.strip())

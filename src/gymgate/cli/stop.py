@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from gymgate.cli.output import log
+from gymgate.cli.output import echo, log
 from gymgate.cli.ps import NONE, command_text, log_hidden
 from gymgate.core.errors import OptionError
 
@@ -39,11 +39,11 @@ def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
     else:
         chosen = [daemon] if (daemon := found.only()) is not None else []
     if not chosen:
-        click.echo(NONE)
+        echo(NONE)
     described = {daemon: str(daemon) for daemon in chosen}  # its logs are removed with it
     endings = end_daemons(chosen, now=now)
     for daemon, ending in endings.items():
-        click.echo(f"{ending} {described[daemon]}")
+        echo(f"{ending} {described[daemon]}")
         if (program := daemon.owner_command) is not None:
             log(f"process {daemon.owner} still runs and may start it again: {command_text(program)}")
     if not pids:

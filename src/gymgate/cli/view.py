@@ -13,7 +13,7 @@ import click
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.listening import bound, url_address
 from gymgate.cli.options import per_task_option, port_option, tasks_option
-from gymgate.cli.output import log
+from gymgate.cli.output import echo, log
 from gymgate.results.growing import GrowingReport
 from gymgate.results.view import ReportView
 from gymgate.runs.aggregate import runs_at
@@ -41,7 +41,7 @@ def command(run: Path, tasks: int, per_task: int, port: int, no_browser: bool) -
         url = f"http://{url_address(listener)}/"
 
         def ready() -> None:
-            click.echo(url)
+            echo(url)
             if not no_browser and any(os.environ.get(name) for name in SCREENS):
                 threading.Thread(target=_open, args=(url,), daemon=True).start()
 

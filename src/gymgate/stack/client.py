@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from gymgate.core import codec
 from gymgate.core.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
-from gymgate.core.errors import ConfigError, RolloutTimeoutError, StackLostError
+from gymgate.core.errors import ConfigError, RolloutTimeoutError, StackLostError, printable
 from gymgate.core.starting import SharedStart
 from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gym.runtime.command import Progress
@@ -161,7 +161,7 @@ class Lease:
             self._timer = None
 
     def _on_progress(self, message: dict[str, Any]) -> None:
-        line = message["message"]
+        line = printable(message["message"])
         if self.progress is not None:
             self.progress(line)
         elif line.startswith("warning: "):
