@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from click.testing import CliRunner
 
 import gymgate
@@ -27,6 +28,7 @@ from gymgate.runs.plan import RolloutPlan, Shard
 from gymgate.runs.record import CollectedRollout, collected, to_line
 from gymgate.runs.run import Collection
 from gymgate.runs.store import open_run
+from support.upstream import Seen, upstream
 
 NOWHERE = "http://127.0.0.1:9/v1"
 STACK = StackConfig(environments=("mcqa",))
@@ -100,8 +102,10 @@ async def test_what_the_plan_holds_is_what_readers_take_for_it(
     assert (f"{path}: {strangers} rollouts " in missing(path)[1]) == bool(strangers)
 
 
-async def stream(output: Path, model: str, into: list[CollectedRollout]) -> None:
-    policy = HTTPEndpoint(base_url=NOWHERE, model=model)
+async def stream(
+    output: Path, model: str | None, into: list[CollectedRollout], url: str = NOWHERE
+) -> None:
+    policy = HTTPEndpoint(base_url=url, model=model)
     rollouts = gymgate.collect(STACK, [row("a"), row("b")], policy=policy, output=output, wait_for_policy_s=0)
     async for rollout in rollouts:
         into.append(rollout)
@@ -115,6 +119,25 @@ async def test_another_policys_rollouts_are_not_yielded(tmp_path: Path) -> None:
     assert found == []
     await stream(tmp_path, "m", found)
     assert len(found) == 2
+
+
+async def test_an_endpoints_only_model_is_the_runs_policy_and_one_of_several_must_be_chosen(
+    tmp_path: Path,
+) -> None:
+    """As for `gymgate run` without -m."""
+    names = ["m"]
+
+    async def script(seen: Seen) -> web.Response:
+        return web.json_response({"data": [{"id": name} for name in names]})
+
+    found: list[CollectedRollout] = []
+    finish(tmp_path, await command_over(tmp_path, "ab"))
+    async with upstream(script) as server:
+        await stream(tmp_path, None, found, server.url)
+        assert len(found) == 2
+        names.append("n")
+        with pytest.raises(ConfigError, match="m, n"):
+            await stream(tmp_path, None, found, server.url)
 
 
 async def test_rollouts_of_a_run_that_another_process_writes_are_not_yielded(tmp_path: Path) -> None:

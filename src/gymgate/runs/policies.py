@@ -40,20 +40,20 @@ SHOWN_MODELS = 5
 
 
 async def ask_models(
-    stack: StackConfig, policy: Policy | None, wait_s: float | None, log: Log
+    stack: StackConfig, policy: Policy | None, wait_s: float, log: Log, *, known: bool = True
 ) -> tuple[StackConfig, Policy | None]:
     """Ask the endpoints of policy and judges for their models, after waiting up to `wait_s` for each; return stack and policy.
 
-    Endpoints that only another machine may reach are not asked, except for a policy without a model. With `wait_s` `None`
-    those that have a model are not asked either. Raises as `asked_endpoint`.
+    Endpoints that only another machine may reach are not asked, except for a policy without a model. Those with a known model
+    are asked for it, too, unless `known` is false. Raises as `asked_endpoint`.
     """
     if isinstance(policy, HTTPEndpoint):
-        is_asked = policy.model is None or (stack.is_local and wait_s is not None)
-        policy = await asked_endpoint(policy, wait_s or 0, log) if is_asked else policy.resolved()
+        is_asked = policy.model is None or (known and stack.is_local)
+        policy = await asked_endpoint(policy, wait_s, log) if is_asked else policy.resolved()
     if not stack.is_local:
         return stack, policy
-    judges = {name: judge for name, judge in stack.models if wait_s is not None or _has_no_model(judge)}
-    models = {**dict(stack.models), **await ask_judges(judges, wait_s or 0, log)}
+    judges = {name: judge for name, judge in stack.models if known or getattr(judge, "model", "") is None}
+    models = {**dict(stack.models), **await ask_judges(judges, wait_s, log)}
     return stack.model_copy(update={"models": tuple(sorted(models.items()))}), policy
 
 
@@ -86,10 +86,6 @@ async def ask_judges(
             if judge.model is None and len(models) == 1:
                 asked[name] = judge.model_copy(update={"model": models.pop()})
     return asked
-
-
-def _has_no_model(judge: JudgeEndpoint) -> bool:
-    return isinstance(judge, HTTPEndpoint) and judge.model is None
 
 
 async def _answers(
@@ -157,11 +153,11 @@ def _only_model(models: Mapping[str, list[str] | None], answers: Mapping[str, Re
     if not lists:
         last, answer = [*answers.items()][-1]
         said = "did not return a list of models" if answer.status == 200 else f"answered {answer.status}"
-        raise ConfigError(f"give the model with -m: {last}/models {said}")
+        raise ConfigError(f"give the model with -m (`model` in Python): {last}/models {said}")
     common = set.intersection(*map(set, lists.values()))
     if len(common) != 1:
         served = "; ".join(f"{url} serves {_listed(names)}" for url, names in lists.items())
-        raise ConfigError(f"give the model with -m; {served}")
+        raise ConfigError(f"give the model with -m (`model` in Python); {served}")
     return common.pop()
 
 

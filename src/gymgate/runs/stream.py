@@ -16,6 +16,7 @@ from gymgate.runs.gym_rollouts import stored_attempts
 from gymgate.runs.layout import FAILURES, ROLLOUTS
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import PlannedIdentities, RolloutPlan, checked_shard
+from gymgate.runs.policies import ask_models
 from gymgate.runs.record import CollectedRollout, LineReader
 from gymgate.runs.run import Collection, Log, ignore
 from gymgate.runs.settings import extent_of
@@ -54,9 +55,9 @@ async def collect(
     ones included (unless `include_finished` is false; `rerun_failed` runs failed ones again), and then runs what is missing.
 
     `rows` is a packaged file's name, a path, `hf:owner/name[:split]` or dicts; `limit` is how many of each source to
-    take; `seeds` is a number of them or a list. `wait_for_policy_s` is how long the policy's endpoint may take to
-    answer, at the start and after its failures: 0 asks it once, `None` never. `tracer`, e.g. a `RolloutTracer`, gets
-    what is run. `progress` gets messages.
+    take; `seeds` is a number of them or a list. An endpoint without a model is asked for the one that it serves, as
+    `gymgate run` does. `wait_for_policy_s` is how long the policy's endpoint may take to answer, at the start and after
+    its failures: 0 asks it once, `None` never. `tracer`, e.g. a `RolloutTracer`, gets what is run. `progress` gets messages.
 
     To stop early, close the generator: `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
     Raises `ConfigError` for an output that holds a run with other settings or that another process writes, before the
@@ -68,6 +69,8 @@ async def collect(
         chosen: Any = environments
         stack = StackConfig(environments=chosen, runtime=runtime or RuntimeConfig())
     sources, known = await asyncio.to_thread(_sources, stack, rows, limit)
+    stack, asked = await ask_models(stack, policy, wait_for_policy_s or 0, progress, known=False)
+    assert asked is not None
     pace = pace or Pace()
     plan = await asyncio.to_thread(
         RolloutPlan,
@@ -78,7 +81,7 @@ async def collect(
     )
     run = Collection(
         stack=stack,
-        policy=policy,
+        policy=asked,
         plan=plan,
         names=[str(rows) if isinstance(rows, str | Path) else "rows"],
         stack_settings=known,

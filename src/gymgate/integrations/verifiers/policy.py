@@ -70,7 +70,7 @@ def check_policy(
             raise ConfigError(validation_message(error)) from None
         policy = Policy(url, variable, model or "")
     known = dict(stack.models)
-    stack, asked = asyncio.run(ask_models(stack, endpoint, 0 if ask else None, log))
+    stack, asked = asyncio.run(ask_models(stack, endpoint, 0, log, known=ask))
     if isinstance(asked, HTTPEndpoint):
         policy = policy._replace(model=str(asked.model))
     judges = {
