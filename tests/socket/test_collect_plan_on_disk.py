@@ -102,9 +102,7 @@ async def test_what_the_plan_holds_is_what_readers_take_for_it(
     assert (f"{path}: {strangers} rollouts " in missing(path)[1]) == bool(strangers)
 
 
-async def stream(
-    output: Path, model: str | None, into: list[CollectedRollout], url: str = NOWHERE
-) -> None:
+async def stream(output: Path, model: str | None, into: list[CollectedRollout], url: str = NOWHERE) -> None:
     policy = HTTPEndpoint(base_url=url, model=model)
     rollouts = gymgate.collect(STACK, [row("a"), row("b")], policy=policy, output=output, wait_for_policy_s=0)
     async for rollout in rollouts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,16 @@ from gymgate.cli.metrics_tables import shown_number
 from gymgate.cli.options import FILE, FiniteRange, json_option, overlap_option, wide_option
 from gymgate.cli.output import Column, echo, log, print_columns, print_json
 from gymgate.core.errors import ConfigError
-from gymgate.results.compare import Comparison, compare, write_comparison
+from gymgate.results.compare import (
+    Comparison,
+    compare,
+    differing_overflows,
+    why_worse,
+    write_comparison,
+)
 from gymgate.rollouts.transcript import opening
 from gymgate.runs.aggregate import Runs, read_tasks
 from gymgate.runs.attempts import Attempt, TaskKey
-from gymgate.runs.settings import context_overflow_of
 from gymgate.runs.tasks import Task
 
 SHOWN_FLIPS = 5
@@ -114,10 +118,10 @@ def command(
         runs = Runs([other], first_of_overlap=overlap == "first")
         against = read_tasks(runs)
         compared = compare(collected, against)
-        if fail_if_worse is not None and (reason := _why_worse(compared.rows, fail_if_worse)):
+        if fail_if_worse is not None and (reason := why_worse(compared.rows, fail_if_worse)):
             log(f"{other}: --fail-if-worse {fail_if_worse:g}: {reason}")
             worse = True
-        if (overflows := _overflows(base, runs)) is not None:
+        if (overflows := differing_overflows(base, runs)) is not None:
             log(
                 f"context overflows: {overflows[0]} in {first}, {overflows[1]} in {other} (--context-overflow), so one run "
                 "scores rollouts that the other leaves out"
@@ -143,25 +147,6 @@ def command(
         print_json(ComparedRuns(first, documents))
     if worse:
         raise click.exceptions.Exit(WORSE)
-
-
-def _why_worse(rows: Sequence[Mapping[str, Any]], limit: float) -> str | None:
-    """Return why `--fail-if-worse` fails; `None` if it does not. Without a pair there is nothing to judge by."""
-    unjudged = [str(row["environment"]) or "?" for row in rows if row["rows"] and not row["pairs"]]
-    if unjudged:
-        return f"not measured in {', '.join(unjudged)}: no rollout has a reward that counts in both"
-    difference = rows[-1]["difference"]
-    is_worse = difference < -limit and not math.isclose(difference, -limit, abs_tol=1e-9)
-    return f"the difference is {difference:+.3g}" if is_worse else None
-
-
-def _overflows(first: Runs, second: Runs) -> tuple[str, str] | None:
-    """Return what either does with context overflows, if that differs."""
-    known = [
-        ", ".join(sorted({kind for run in runs.runs if (kind := context_overflow_of(run.settings))}))
-        for runs in (first, second)
-    ]
-    return (known[0], known[1]) if all(known) and known[0] != known[1] else None
 
 
 def _print(rows: Sequence[Mapping[str, Any]], *, wide: bool) -> None:

@@ -61,7 +61,7 @@ def endpoint_list(text: str) -> list[str]:
     """Return the URLs in a comma-separated list.
 
     `slurm:PORT` stands for the nodes of this Slurm job, `slurm/GROUP:PORT` for those of one group of a heterogeneous
-    job. Raises also for an entry that is there twice.
+    job. Raises also for a duplicate.
     """
     addresses = [address for part in text.split(",") for address in _addresses(part.strip().rstrip("/"))]
     for address in addresses:

@@ -13,6 +13,7 @@ from gymgate.runs import statistics as st
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.attempts import Order, TaskKey
 from gymgate.runs.counts import OVERALL
+from gymgate.runs.settings import context_overflow_of
 from gymgate.runs.tasks import CollectedTasks, Task
 
 
@@ -94,6 +95,25 @@ def sign_test_p(rows: Sequence[Sequence[float]]) -> float:
         tail += ways
         ways = ways * (count - k) // (k + 1)
     return min(1.0, 2 * tail / (1 << count))
+
+
+def why_worse(rows: Sequence[Mapping[str, Any]], limit: float) -> str | None:
+    """Return why `--fail-if-worse` fails; `None` if it does not. Without a pair there is nothing to judge by."""
+    unjudged = [str(row["environment"]) or "?" for row in rows if row["rows"] and not row["pairs"]]
+    if unjudged:
+        return f"not measured in {', '.join(unjudged)}: no rollout has a reward that counts in both"
+    difference = rows[-1]["difference"]
+    is_worse = difference < -limit and not math.isclose(difference, -limit, abs_tol=1e-9)
+    return f"the difference is {difference:+.3g}" if is_worse else None
+
+
+def differing_overflows(first: Runs, second: Runs) -> tuple[str, str] | None:
+    """Return what either does with context overflows, if that differs."""
+    one, other = (
+        ", ".join(sorted({kind for run in runs.runs if (kind := context_overflow_of(run.settings))}))
+        for runs in (first, second)
+    )
+    return (one, other) if one and other and one != other else None
 
 
 def write_comparison(

@@ -1,4 +1,4 @@
-"""Reads any number of runs and shards as one, and says what is there twice, what is missing, what does not mix."""
+"""Reads any number of runs and shards as one, and notes duplicates, gaps, and runs that do not mix."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Runs:
         return True
 
     def take_notes(self) -> None:
-        """Note what is missing, lost, strange or there twice. Raises `ConfigError` for the last, unless the first is taken."""
+        """Note gaps, lost and strange rollouts, and duplicates. Raises `ConfigError` for the last, unless the first is taken."""
         self.missing_shards = [*self._missing_shards(), *self._uneven_shards()]
         self.missing, self.lost, self.notes, overlaps = [*self._without], [], [], []
         for reading in self._readings:

