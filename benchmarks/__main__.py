@@ -13,6 +13,7 @@ NAMES = {
     "early-start": "wall time of `gymgate eval run`, its stack started during verifiers' import and after it",
     "realistic": "a slow, uneven policy at hundreds of concurrent rollouts: wall time over the ideal, what is added",
     "gateway": "latency and calls/s of the gateway, beside a minimal proxy and LiteLLM",
+    "conversation": "CPU time of a call at turns 1, 10 and 100 of a long conversation, beside a minimal proxy",
     "tokens": "the token path beside plain chat; 512 concurrent rollouts with a 50 ms policy",
     "growth": "routes, environments and dataset rows: what grows, and how",
     "reading": "reading a run of a million rollouts, and starting a replay of ten thousand recordings",

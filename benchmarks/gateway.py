@@ -57,11 +57,11 @@ ANSWER = json.dumps(
 ).encode()
 
 
-async def serve_endpoint(_: str) -> None:
+async def serve_endpoint(_: str, model: str | None) -> None:
     """Answers at once, always the same."""
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        await request.read()
+        await request.content.read()  # bodies of more than 1 MiB too
         return web.Response(body=ANSWER, content_type="application/json")
 
     server = web.Server(answer)
@@ -70,7 +70,7 @@ async def serve_endpoint(_: str) -> None:
     await asyncio.Event().wait()
 
 
-async def serve_proxy(target: str) -> None:
+async def serve_proxy(target: str, model: str | None) -> None:
     """The usual reverse proxy in aiohttp: one catch-all route, one shared client session."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
@@ -91,12 +91,12 @@ async def serve_proxy(target: str) -> None:
         await asyncio.Event().wait()
 
 
-async def serve_gateway(target: str) -> None:
-    """As the stack's daemon serves it."""
+async def serve_gateway(target: str, model: str | None) -> None:
+    """As the stack's daemon serves it; `model` is the endpoint's name of it, if that is another than the agents'."""
     relax_collector()
     async with Gateway() as gateway:
         while True:  # one turn per round: rollouts end, and their calls with them
-            routes = [gateway.open(HTTPEndpoint(base_url=target)) for _ in range(ROUTES)]
+            routes = [gateway.open(HTTPEndpoint(base_url=target, model=model)) for _ in range(ROUTES)]
             print(json.dumps([route.base_url for route in routes]), flush=True)
             if not await asyncio.to_thread(sys.stdin.readline):
                 return
@@ -136,9 +136,9 @@ class Fixed(Server):
 
 
 @contextlib.contextmanager
-def server(role: str, target: str = "") -> Iterator[Server]:
+def server(role: str, target: str = "", *settings: str) -> Iterator[Server]:
     """A server that lives as long as the block."""
-    command = [sys.executable, "-m", "benchmarks.gateway", "--role", role, "--target", target]
+    command = [sys.executable, "-m", "benchmarks.gateway", "--role", role, "--target", target, *settings]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Server(process)
@@ -298,10 +298,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--litellm", metavar="PYTHON")
     parser.add_argument("--role", choices=SERVERS, help=argparse.SUPPRESS)
     parser.add_argument("--target", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.role:
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(SERVERS[options.role](options.target))
+            uvloop.run(SERVERS[options.role](options.target, options.model))
         return
     with contextlib.ExitStack() as servers:
         endpoint = servers.enter_context(server("endpoint"))

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from gymgate.core import codec
+from gymgate.core.errors import ConfigError
+from gymgate.gateway.conversations import Conversations
 from gymgate.gateway.dialects import ConversationMemory, translate_answer, translate_request
 from gymgate.gateway.dialects.reading import canonical_json
 
@@ -234,3 +237,103 @@ def test_items_that_are_only_referred_to(typed: bool) -> None:
     assert rollout.send(USER, *references, output("a"), output("b")) == [USER, FIRST, tool("a"), tool("b")]
     part = rollout.send(USER, *references[1:2], output("a"))
     assert [call["id"] for call in part[1]["tool_calls"]] == ["a"]
+
+
+CHAT_ANSWER = said("let me see", reasoning_content="why", tool_calls=[call("a", '{ "x":1 }'), call("b")])
+RESPONSES_ANSWER: list[Json] = [
+    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "why"}]},
+    {"type": "custom_tool_call", "id": "ctc_1", "call_id": "a", "name": "f", "input": "1"},
+    {"type": "function_call", "id": "fc_1", "call_id": "b", "name": "f", "arguments": '{ "x":1 }'},
+]
+
+
+def answer_of(endpoint: str, turn: int) -> Json:
+    """An endpoint's answer with two tool calls; every third has text alone."""
+    if endpoint == "chat":
+        message = said(f"done {turn}") if turn % 3 == 2 else CHAT_ANSWER
+        return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    text = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": f"done {turn}"}],
+    }
+    return {"output": [text] if turn % 3 == 2 else RESPONSES_ANSWER}
+
+
+def next_items(agent: str, answer: Json, turn: int) -> list[Json]:
+    """What an agent adds to its history: the answer, and its tools' outputs or the user's next message."""
+    if agent == "responses":
+        calls = [item for item in answer["output"] if item["type"] == "function_call"]
+        return [*answer["output"], *(output(item["call_id"]) for item in calls)] + [USER] * (not calls)
+    if agent == "chat":
+        message = answer["choices"][0]["message"]
+        calls = message.get("tool_calls") or []
+        return [message, *(tool(each["id"]) for each in calls)] + [USER] * (not calls)
+    results = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": f"out {turn}"}
+        for block in answer["content"]
+        if block["type"] == "tool_use"
+    ]
+    return [
+        {"role": "assistant", "content": answer["content"]},
+        {"role": "user", "content": results or "go on"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("agent", "endpoint"),
+    [("responses", "chat"), ("chat", "responses"), ("messages", "chat"), ("messages", "responses")],
+)
+def test_a_translation_goes_on_where_the_earlier_one_ended(agent: Any, endpoint: Any) -> None:
+    """It is what a translation of the whole request is, and what the earlier request had is translated once."""
+    reader, memory, other = Conversations(), ConversationMemory(), ConversationMemory()
+    field, sent_as = (
+        "input" if agent == "responses" else "messages",
+        "messages" if endpoint == "chat" else "input",
+    )
+    system = {"role": "system", "content": "be brief"}
+    history = [USER] if agent == "messages" else [system, USER]
+    extra = {"responses": {"instructions": "now"}, "messages": {"system": "now"}, "chat": {}}[agent]
+    earlier: Any = None
+    for turn in range(8):
+        raw = codec.dumps({"model": "m", field: history, **extra})
+        body = reader.parse(raw, agent)[0]
+        sent = translate_request(body, agent, endpoint, memory)
+        whole = translate_request(codec.loads(raw), agent, endpoint, other)
+        assert codec.dumps(sent) == codec.dumps(whole)
+        assert sent[sent_as].extends(earlier) == (turn > 0)
+        earlier = sent[sent_as]
+        answer = answer_of(endpoint, turn)
+        heard = translate_answer(answer, body, endpoint, agent, memory)
+        translate_answer(answer, body, endpoint, agent, other)
+        history = [*history, *next_items(agent, heard, turn)]
+    assert len(history) > 16
+
+
+def test_a_turn_that_goes_on_is_translated_as_one() -> None:
+    """A request may end with what the assistant is to go on from, or with system messages."""
+    reader, memory = Conversations(), ConversationMemory()
+    system, start = {"role": "system", "content": "a"}, said("start")
+    more = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    for items in ([system], [system, system, USER, start], [system, system, USER, start, more, output("a")]):
+        body = reader.parse(codec.dumps({"input": items, "instructions": "now"}), "responses")[0]
+        sent = translate_request(body, "responses", "chat", memory)["messages"]
+        assert (
+            sent
+            == translate_request({"input": items, "instructions": "now"}, "responses", "chat")["messages"]
+        )
+    assert [message["role"] for message in sent] == ["system", "user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize(
+    ("agent", "endpoint"), [("responses", "chat"), ("chat", "responses"), ("messages", "chat")]
+)
+def test_a_malformed_item_is_named_by_its_place_in_the_request(agent: Any, endpoint: Any) -> None:
+    reader, memory = Conversations(), ConversationMemory()
+    field = "input" if agent == "responses" else "messages"
+    for items in ([USER], [USER, USER, 7]):
+        body = reader.parse(codec.dumps({field: items}), agent)[0]
+        if len(items) == 1:
+            translate_request(body, agent, endpoint, memory)
+    with pytest.raises(ConfigError, match=rf"{field}\[2\]"):
+        translate_request(body, agent, endpoint, memory)

@@ -9,7 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gymgate.core import codec
+from gymgate.rollouts import bodies
 from gymgate.rollouts.bodies import RequestLog, read_requests
+from gymgate.rollouts.history import History
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from([0.0, 1.0, "a", "b"]),
@@ -85,3 +87,33 @@ def test_entries_are_plain_json() -> None:
             "tools": {},
         },
     }
+
+
+def test_a_history_that_goes_on_is_logged_without_a_look_at_what_it_had(monkeypatch: Any) -> None:
+    """Requests by their lineage alone; and beside requests without one, as any others."""
+    histories = [History([{"n": 0}])]
+    for number in range(1, 4):
+        histories.append(History([*histories[-1], {"n": number}], histories[-1]))
+    histories.append(History(histories[-1], histories[-1]))
+    digested: list[Any] = []
+    digest = bodies._digest
+    monkeypatch.setattr(bodies, "_digest", lambda value: digested.append(value) or digest(value))
+    log = RequestLog()
+    for history in histories:
+        log.add({"model": "m", "input": history})
+    assert [value for value in digested if value != "m"] == []
+    log.add({"model": "m", "input": [*histories[1], {"n": "other"}]})
+    log.add({"model": "m", "input": History([{"n": 7}])})
+    assert read_back(log) == [
+        *({"model": "m", "input": list(history)} for history in histories),
+        {"model": "m", "input": [{"n": 0}, {"n": 1}, {"n": "other"}]},
+        {"model": "m", "input": [{"n": 7}]},
+    ]
+    assert [orjson.loads(entry)["fields"]["input"].get("items") for entry in log.entries[:6]] == [
+        None,
+        1,
+        2,
+        3,
+        None,
+        2,
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from dataclasses import dataclass
@@ -128,7 +129,11 @@ class PortHandler:
             raise _unknown_key(path)
         if route is None and _ROUTING_ENTRY not in raw:
             route = self._other_route(request, path)
-        body, raw = parse_body(raw)
+        known = route.conversations if route is not None else None
+        body, raw = parse_body(
+            raw,
+            codec.parse_bounded if known is None else functools.partial(known.parse, dialect=path.dialect),
+        )
         stripped, entry = take_routing_entry(body)
         if stripped is not body:
             raw = codec.dumps(stripped)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from gymgate.core import codec
@@ -87,10 +87,10 @@ def check_encoding(headers: Mapping[str, str]) -> None:
         raise Refusal(415, f"the request's body has Content-Encoding {encoding[:50]!r}; send it uncompressed")
 
 
-def parse_body(raw: bytes) -> tuple[dict[str, Any], bytes]:
+def parse_body(raw: bytes, parse: Callable[[bytes], tuple[Any, bytes]]) -> tuple[dict[str, Any], bytes]:
     """Parse a request's body; return the object and the bytes to pass on. `Refusal` for anything but a JSON object."""
     try:
-        body, raw = codec.parse_bounded(raw)
+        body, raw = parse(raw)
     except codec.TooLargeError as error:
         raise Refusal(413, f"the request's body {error}") from error
     except ValueError as error:

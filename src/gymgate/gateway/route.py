@@ -20,6 +20,7 @@ from gymgate.core.json_server import CONTEXT_OVERFLOW, is_context_overflow
 from gymgate.core.retrying import BUSY
 from gymgate.gateway.backends.base import Backend, BackendAnswer
 from gymgate.gateway.call import Call
+from gymgate.gateway.conversations import Conversations
 from gymgate.gateway.dialects import (
     ConversationMemory,
     encode_stream,
@@ -99,6 +100,8 @@ class Route:
         """The calls so far, by arrival, judges' included."""
         self.requests = RequestLog()
         """The bodies that `log` refers to."""
+        self.conversations: Conversations | None = Conversations()
+        """What requests have in common with earlier ones."""
         self._policy_calls = 0
         self._running: set[Call] = set()
         self.repeated = RetryDeduplicator()
@@ -135,6 +138,8 @@ class Route:
         """Retire the key and cancel what is in flight, upstream included. Idempotent."""
         self.closed = True  # first: what is answered from here on is not recorded
         self._on_close(self)
+        if self.conversations is not None:
+            self.conversations.clear()
         running = list(self._running)
         for call in running:
             if call.task is not None:
@@ -321,6 +326,7 @@ class KeylessRoute(Route):
     def __init__(self, targets: Mapping[str, Target | None]) -> None:
         super().__init__(targets, base_url="", rollout_id="keyless", record_bodies=False)
         self.judges: KeylessJudgeCalls = KeylessJudgeCalls()
+        self.conversations = None  # of many rollouts, and without an end
         self.counts: Counter[str] = Counter()
 
     def settle(self, key: RequestKey, call: Call, *, written: bool) -> None:

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from gymgate.core import codec
+from gymgate.rollouts.history import History
 
 RECENT = 6
 """Requests that a new one is compared with, so that conversations that take turns find their own."""
@@ -25,7 +26,8 @@ Digest = bytes | list[bytes]
 
 class _Seen(NamedTuple):
     position: int
-    digests: dict[str, Digest]
+    fields: dict[str, Digest | History]
+    """By name. A `History` is digested only if it has to be compared with one that does not extend it."""
 
 
 class RequestLog:
@@ -38,16 +40,34 @@ class RequestLog:
 
     def add(self, body: Mapping[str, Any]) -> int:
         """Keep a request and return its position."""
-        digests = {name: _digests(value) for name, value in body.items()}
-        base, shared = None, 0
-        for seen in reversed(self._recent):
-            if (count := sum(_common(seen.digests, digests, name) for name in digests)) > shared:
-                base, shared = seen, count
+        fields = {
+            name: value if isinstance(value, History) else _digests(value) for name, value in body.items()
+        }
+        base = self._extended(fields) or self._most_alike(fields)
         entry: dict[str, Any] = {} if base is None else {"extends": base.position}
-        entry["fields"] = {name: _addition(base, digests, name, value) for name, value in body.items()}
-        self._recent.append(_Seen(len(self.entries), digests))
+        entry["fields"] = {
+            name: _addition(value, fields[name], None if base is None else base.fields.get(name))
+            for name, value in body.items()
+        }
+        self._recent.append(_Seen(len(self.entries), fields))
         self.entries.append(codec.dumps(entry))
         return len(self.entries) - 1
+
+    def _extended(self, fields: Mapping[str, Digest | History]) -> _Seen | None:
+        """Return the recent request that this one is known to extend."""
+        for seen in reversed(self._recent):
+            for name, value in fields.items():
+                if isinstance(value, History) and value.extends(seen.fields.get(name)):
+                    return seen
+        return None
+
+    def _most_alike(self, fields: Mapping[str, Digest | History]) -> _Seen | None:
+        base, shared = None, 0
+        for seen in reversed(self._recent):
+            count = sum(_common(seen.fields.get(name), value) for name, value in fields.items())
+            if count > shared:
+                base, shared = seen, count
+        return base
 
 
 def read_requests(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -66,6 +86,9 @@ def read_requests(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _digests(value: Any) -> Digest:
+    if isinstance(value, History):
+        value.digests = value.digests or [_digest(item) for item in value]
+        return value.digests
     return [_digest(item) for item in value] if isinstance(value, list) else _digest(value)
 
 
@@ -73,20 +96,22 @@ def _digest(value: Any) -> bytes:
     return blake2b(codec.dumps(value), digest_size=16).digest()
 
 
-def _common(earlier: Mapping[str, Digest], later: Mapping[str, Digest], name: str) -> int:
-    """Return how many items both lists of that name begin with; for other values, 1 if they are equal."""
-    one, other = earlier.get(name), later[name]
-    if not isinstance(one, list) or not isinstance(other, list):
-        return int(one == other)
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((number for number, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _common(earlier: Digest | History | None, later: Digest | History) -> int:
+    """Return how many items both lists begin with; for other values, 1 if they are equal."""
+    if isinstance(later, History) and later.extends(earlier):
+        return later.shared
+    if isinstance(earlier, list) and isinstance(later, list):
+        one, other = (_digests(value) if isinstance(value, History) else value for value in (earlier, later))
+        pairs = enumerate(zip(one, other, strict=False))
+        return next((number for number, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return int(earlier == later)
 
 
-def _addition(base: _Seen | None, digests: Mapping[str, Digest], name: str, value: Any) -> dict[str, Any]:
-    """Return what a field adds to the base's field of that name."""
-    if base is not None:
-        if base.digests.get(name) == digests[name]:
-            return {}
-        if isinstance(value, list) and (count := _common(base.digests, digests, name)):
-            return {"items": count, "value": value[count:]}
-    return {"value": value}
+def _addition(value: Any, known: Digest | History, earlier: Digest | History | None) -> dict[str, Any]:
+    """Return what a field adds to the `earlier` one of that name; `known` is the value's digest, if it is no `History`."""
+    if not isinstance(known, list) or not isinstance(earlier, list):
+        return {} if known == earlier else {"value": value}
+    count = _common(earlier, known)
+    if count == len(value) == len(earlier):
+        return {}
+    return {"items": count, "value": value[count:]} if count else {"value": value}

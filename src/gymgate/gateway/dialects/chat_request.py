@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from gymgate.core.errors import ConfigError
@@ -9,6 +10,7 @@ from gymgate.gateway.dialects.content import content_to_responses, message_reaso
 from gymgate.gateway.dialects.memory import ConversationMemory, Original, message_fingerprint
 from gymgate.gateway.dialects.reading import Json, field, mappings, stable_id
 from gymgate.gateway.dialects.tools import choice_to_responses, format_to_responses, tool_to_responses
+from gymgate.rollouts.history import translated
 
 _HANDLED = {
     *("max_tokens", "max_completion_tokens", "reasoning_effort", "response_format", "verbosity", "logprobs"),
@@ -32,8 +34,9 @@ def request_to_responses(body: Json, memory: ConversationMemory) -> Json:
         raise ConfigError(
             f"n={body['n']!r}: a Responses endpoint gives one answer; send the request {body['n']} times"
         )
-    messages = mappings(field(body, "messages", "the chat request"), "messages")
-    return {**shared, "input": _items(messages, memory), **_settings(body), **_tools(body)}
+    messages = field(body, "messages", "the chat request")
+    items = translated(messages, "responses", functools.partial(_items, messages, memory))
+    return {**shared, "input": items, **_settings(body), **_tools(body)}
 
 
 def _settings(body: Json) -> Json:
@@ -61,10 +64,12 @@ def _tools(body: Json) -> Json:
     return fields
 
 
-def _items(messages: list[Json], memory: ConversationMemory) -> list[Json]:
-    custom_calls = _custom_call_ids(messages)
+def _items(messages: Any, memory: ConversationMemory, first: int) -> list[Json]:
+    """Translate the messages from number `first` on."""
+    new = mappings(messages, "messages", first)
+    custom_calls = _custom_call_ids(new, messages[:first])
     items: list[Json] = []
-    for message in messages:
+    for message in new:
         role = message.get("role")
         if isinstance(message, Original):
             items.append(message)
@@ -83,11 +88,15 @@ def _items(messages: list[Json], memory: ConversationMemory) -> list[Json]:
     return items
 
 
-def _custom_call_ids(messages: list[Json]) -> set[Any]:
+def _custom_call_ids(messages: list[Json], before: list[Json]) -> set[Any]:
+    """Return the ids of custom tools' calls in messages, and in those `before` if an output belongs to a call there."""
     calls = [call for message in messages for call in message.get("tool_calls") or []]
-    return {call.get("id") for call in calls if call.get("custom") is not None} | {
+    custom = {call.get("id") for call in calls if call.get("custom") is not None} | {
         message.get("call_id") for message in messages if message.get("type") == "custom_tool_call"
     }
+    answered = {message.get("tool_call_id") for message in messages if message.get("role") == "tool"}
+    is_whole = not before or answered <= {call.get("id") for call in calls}
+    return custom if is_whole else custom | _custom_call_ids(before, [])
 
 
 def assistant_items(message: Json) -> list[Json]:

@@ -10,6 +10,7 @@ from gymgate.core.errors import ConfigError
 from gymgate.gateway.dialects.content import set_reasoning
 from gymgate.gateway.dialects.memory import ConversationMemory, block_fingerprint
 from gymgate.gateway.dialects.reading import Json, field, joined_text, mappings, metadata_of, without_none
+from gymgate.rollouts.history import translated
 
 _HANDLED = (
     {"messages", "system", "tools", "tool_choice", "stop_sequences", "thinking", "output_config", "metadata"}
@@ -30,8 +31,15 @@ def messages_to_chat(body: Json, memory: ConversationMemory, endpoint: Dialect) 
         if body.get(name):
             raise ConfigError(f"{name} runs inside Anthropic's service and has no chat-completions form")
     shared = {name: value for name, value in body.items() if value is not None and name not in _HANDLED}
-    messages = mappings(field(body, "messages", "the messages request"), "messages")
-    history = [*_system(body.get("system")), *_history(messages, memory, endpoint)]
+
+    messages = field(body, "messages", "the messages request")
+
+    def translate(first: int) -> list[Json]:
+        history = _history(mappings(messages, "messages", first), memory, endpoint)
+        return history if first else [*_system(body.get("system")), *history]
+
+    form = (endpoint, codec.dumps(body.get("system")))
+    history = translated(messages, form, translate, lambda last: last.get("role") == "user")
     return {**shared, "messages": history, **_settings(body), **_tools(body, endpoint)}
 
 

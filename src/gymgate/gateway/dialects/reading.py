@@ -17,14 +17,15 @@ Json = dict[str, Any]
 _CONTENT: Mapping[Dialect, str] = {"chat": "choices", "responses": "output", "messages": "content"}
 
 
-def mappings(value: Any, what: str) -> list[Json]:
-    """Return a request's list of objects; `ConfigError` for anything else."""
+def mappings(value: Any, what: str, first: int = 0) -> list[Json]:
+    """Return a request's list of objects, from its number `first` on; `ConfigError` for anything else."""
     if not isinstance(value, list):
         raise ConfigError(f"{what} must be a list, not {shortened(repr(value), 80)}")
-    for index, entry in enumerate(value):
+    entries = value[first:] if first else value
+    for index, entry in enumerate(entries, first):
         if not isinstance(entry, dict):
             raise ConfigError(f"{what}[{index}] must be an object, not {shortened(repr(entry), 80)}")
-    return value
+    return entries
 
 
 def field(value: Mapping[str, Any], name: str, what: str) -> Any:

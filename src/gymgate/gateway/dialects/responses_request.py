@@ -12,6 +12,7 @@ from gymgate.gateway.dialects.gym_metadata import apply_gym_metadata
 from gymgate.gateway.dialects.memory import ConversationMemory, item_fingerprint
 from gymgate.gateway.dialects.reading import Json, as_text, field, mappings
 from gymgate.gateway.dialects.tools import choice_to_chat, format_to_chat, tool_to_chat
+from gymgate.rollouts.history import translated
 
 _ASSISTANT_KINDS = ("reasoning", "function_call", "custom_tool_call")
 _OUTPUT_KINDS = ("function_call_output", "custom_tool_call_output")
@@ -89,12 +90,21 @@ def _tools(body: Json) -> Json:
 
 
 def _messages(body: Json, memory: ConversationMemory) -> list[Json]:
-    content, instructions = field(body, "input", "the Responses request"), body.get("instructions")
-    if isinstance(content, str):
-        messages: list[Json] = [{"role": "user", "content": content}]
-    else:
-        messages = items_to_messages(mappings(content, "input"), memory)
-    return _with_instructions(as_text(instructions), messages) if instructions else messages
+    items = field(body, "input", "the Responses request")
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    instructions = as_text(body["instructions"]) if body.get("instructions") else None
+
+    def translate(first: int) -> list[Json]:
+        messages = items_to_messages(mappings(items, "input", first), memory)
+        return messages if instructions is None or first else _with_instructions(instructions, messages)
+
+    return translated(items, ("chat", instructions), translate, _ends_turn)
+
+
+def _ends_turn(item: Json) -> bool:
+    """Whether the assistant's items before this one are a turn of its own, whatever follows."""
+    return item.get("type") in _OUTPUT_KINDS or item.get("role") in ("user", "tool")
 
 
 def _with_instructions(instructions: str, messages: list[Json]) -> list[Json]:

@@ -1,0 +1,177 @@
+"""A request that extends an earlier one is parsed as far as it is new, and reads as if it had been parsed whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gymgate.core import codec
+from gymgate.core.config import Dialect
+from gymgate.gateway import conversations
+from gymgate.gateway.conversations import Conversations
+from gymgate.rollouts.history import History
+
+HEAD = {"model": "m", "temperature": 1.0}
+WRITERS: dict[str, dict[str, Any]] = {
+    "compact": {"separators": (",", ":"), "ensure_ascii": False},
+    "aiohttp": {},
+    "indented": {"indent": 2},
+}
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(st.sampled_from('ab"\\]},:[{\x00é'), max_size=8)
+    | st.sampled_from(["messages", '"messages":[', "input", '],"input":[1]', "tools"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["messages", "input", "tools", '],"', "a"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+FIELDS = st.dictionaries(st.sampled_from(["model", "input", "tools", '],"', "z"]), VALUES, max_size=3)
+
+
+def turns(count: int, size: int = 200) -> list[list[dict[str, Any]]]:
+    """The histories of one conversation, turn by turn."""
+    items = [{"role": "user", "content": f"{n} " + "x" * size} for n in range(2 * count)]
+    return [items[: 2 * n + 1] for n in range(count)]
+
+
+def same(reader: Conversations, raw: bytes, dialect: Dialect = "chat") -> Any:
+    """The value of a request, after it was compared with what a parser without memory reads."""
+    try:
+        expected = codec.parse_bounded(raw)
+    except ValueError as error:
+        with pytest.raises(type(error)):
+            reader.parse(raw, dialect)
+        return None
+    value, passed_on = reader.parse(raw, dialect)
+    assert (codec.dumps(value), passed_on) == (codec.dumps(expected[0]), expected[1])
+    return value
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize(("dialect", "field"), [("chat", "messages"), ("responses", "input")])
+def test_what_was_sent_before_is_not_parsed_again(
+    dialect: Dialect, field: str, writer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fields before and after the conversation, one of which changes from call to call."""
+    reader, parsed = Conversations(), []
+    parse = codec.parse_bounded
+    monkeypatch.setattr(
+        conversations.codec,
+        "parse_bounded",
+        lambda data, **settings: parsed.append(len(data)) or parse(data, **settings),
+    )
+    for number, history in enumerate(turns(30, size=2000)):
+        body = {**HEAD, field: history, "tools": [{"tools": [], field: [1]}], "max_tokens": 100 - number}
+        raw = json.dumps(body, **WRITERS[writer]).encode()
+        parsed.clear()
+        value, passed_on = reader.parse(raw, dialect)
+        assert (list(value), value, passed_on) == (list(body), body, raw)
+        assert isinstance(value[field], History)
+        assert sum(parsed) < 12_000 or number < 2
+    assert len(raw) > 100_000
+
+
+def test_items_of_an_earlier_request_are_the_same_objects() -> None:
+    reader = Conversations()
+    first, second, third = (
+        reader.parse(codec.dumps({**HEAD, "messages": history}), "chat")[0]["messages"]
+        for history in turns(3)
+    )
+    assert second[0] is first[0]
+    assert second.shared == len(first)
+    assert third[2] is second[2]
+    assert second.extends(first)
+    assert third.extends(second)
+    assert not third.extends(first)
+
+
+def test_conversations_that_take_turns_are_told_apart() -> None:
+    reader = Conversations()
+    for history in turns(5):
+        for name in "abc":
+            body = {"messages": [{"role": "system", "content": name}, *history]}
+            value = same(reader, codec.dumps(body))
+            assert value["messages"].shared == max(0, len(history) - 1)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        b'{"messages":[{"a":1},{"b":2}],"messages":[{"c":3}]}',
+        b'{"messages":[{"a":1},{"b":2}],"mess\\u0061ges":[{"c":3}]}',
+        b'{"messages":[{"a":1}],"x":[{"b":2}]}',
+        b'{"messages":[{"a":1}]}',
+        b'{"messages":[{"a":1},{"b":2}',
+        b'{"messages":[{"a":1},]}',
+        b'{"messages":[{"a":1}{"b":2}]}',
+        b'{"messages":[{"a":1},{"b":"\\ud83d"}]}',
+        b'{"messages":[{"a":1},{"b":NaN}]}',
+        b'{"messages":[{"a":1},{"b":18446744073709551617}]}',
+        b'{"messages":[{"a":1},' + b"[" * 201 + b"]" * 201 + b"]}",
+    ],
+)
+def test_what_follows_is_read_as_it_is_written(later: bytes) -> None:
+    reader = Conversations()
+    same(reader, b'{"messages":[{"a":1}]}')
+    same(reader, b'{"messages":[{"a":1},{"z":0}]}')
+    for raw in (later, b'{"messages":[{"a":1},{"b":2},{"d":4}]}', later):
+        same(reader, raw)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b'{"messages":[1,2],"k":1,"messages":[3,4]}',
+        b'{"metadata":{"messages":[1,2]},"messages":[3,4]}',
+        b'{"messages":[1,2],"other":[3,4]}',
+        b'{"messages":[1,12]}',
+        b'{"messages":[[1,2],{"x":[3]}],"],\\"x":["],\\"x"]}',
+    ],
+)
+@pytest.mark.parametrize("changed", [(b"2]", b"2,5]"), (b"4]", b"4,5]"), (b"]}", b",5]}"), (b"12", b"123")])
+def test_where_the_conversation_ends_is_never_guessed_wrong(
+    first: bytes, changed: tuple[bytes, bytes]
+) -> None:
+    reader = Conversations()
+    for raw in (first, first.replace(*changed), first.replace(*changed).replace(*changed), first):
+        same(reader, raw)
+
+
+@example([1], [True], {}, {})
+@example([{"messages": [1]}], [1.0], {'],"': 1}, {"tools": ["]"]})
+@given(st.lists(VALUES, min_size=1, max_size=3), st.lists(VALUES, max_size=3), FIELDS, FIELDS)
+def test_any_requests_read_as_if_parsed_whole(
+    start: list[Any], more: list[Any], before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    for settings in WRITERS.values():
+        reader = Conversations()
+        for items in (start, [*start, *more], [*start, *more, *more], start, [*start, 1], [*more, *start]):
+            same(reader, json.dumps({**before, "messages": items, **after}, **settings).encode())
+
+
+def test_the_bound_on_values_holds_for_all_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_VALUES", 1000)
+    reader, items = Conversations(), [1] * 300
+    for _ in range(3):
+        assert same(reader, codec.dumps({"messages": items})) is not None
+        items = items + [1] * 300
+    with pytest.raises(codec.TooLargeError, match="1000"):
+        reader.parse(codec.dumps({"messages": items}), "chat")
+
+
+@pytest.mark.parametrize("limit", ["KEPT_BYTES", "KEPT_VALUES"])
+def test_large_requests_are_not_kept(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, limit, 100)
+    reader = Conversations()
+    for history in turns(2, size=10) + turns(30, size=10)[-1:]:
+        value = same(reader, codec.dumps({"messages": history}))
+    assert not isinstance(value["messages"], History)
