@@ -219,7 +219,9 @@ class Broken:
 
     dialect: Dialect = "chat"
 
-    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
+    async def call(
+        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+    ) -> BackendAnswer:
         raise ZeroDivisionError("a mistake")
 
 

@@ -90,7 +90,7 @@ def field_option(
     elif field.default is not None and not field.is_required() and kind is not bool:
         settings |= {"default": field.default, "show_default": True}
         if optional:
-            settings["type"] = OrNone(settings["type"])
+            settings["type"] = OrNone(settings.get("type", click.STRING))
             text = text.replace("None", "none")
     text = text.replace(". None:", ". Default:").replace("None:", "default:")
     names = names or ("--" + name.replace("_", "-"),)
@@ -431,6 +431,8 @@ ENDPOINT_OPTIONS = (
         metavar="NAME=VALUE",
         help="Header of every policy call. Repeatable.",
     ),
+    field_option("Policy", HTTPEndpoint, "session_header", metavar="NAME"),
+    field_option("Policy", HTTPEndpoint, "finish_sessions"),
     field_option("Policy", HTTPEndpoint, "max_retries"),
     field_option("Policy", HTTPEndpoint, "timeout_s", "--call-timeout"),
 )

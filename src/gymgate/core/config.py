@@ -131,6 +131,12 @@ class HTTPEndpoint(Config):
     max_retries: int = Field(default=2, ge=0)
     """Retries of a call after a lost connection or status 408, 409, 425 or 5xx. A 429 does not count: it is retried until the
     rollout's deadline, unless the quota is used up. 0: each call is sent once, whatever the answer."""
+    session_header: str | None = "X-Session-ID"
+    """Request header with an id for each conversation, by which a router in front of several servers keeps it on one that has it
+    in its cache. `None`: none is sent. One of the same name in `headers` goes before it."""
+    finish_sessions: bool = False
+    """Whether the router is told when a rollout's conversations are over (`POST /finish_session?session_id=ID` next to `/v1`), as
+    routers with the policy `sticky_least_loaded` need to know."""
     strict_tools: bool = False
     """Whether `strict` of a tool reaches a chat endpoint, which may then force arguments to match the schema. NeMo Gym's server
     for vLLM leaves it out. A Responses endpoint always gets it."""

@@ -12,6 +12,7 @@ that what follows belongs to that list: a second field of the same name would ta
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from collections import deque
@@ -33,19 +34,20 @@ _TRIES = 8
 _MARK = secrets.token_hex(16)
 """Nothing that an agent sends is equal to it."""
 _QUOTED_MARK = codec.dumps(_MARK)
-_FIELDS: Mapping[Dialect, str] = {"responses": "input", "chat": "messages", "messages": "messages"}
-_OPENINGS = {name: re.compile(rb'"%b"\s*:\s*\[' % name.encode()) for name in set(_FIELDS.values())}
+FIELDS: Mapping[Dialect, str] = {"responses": "input", "chat": "messages", "messages": "messages"}
+"""The field of a request that holds the conversation."""
+_OPENINGS = {name: re.compile(rb'"%b"\s*:\s*\[' % name.encode()) for name in set(FIELDS.values())}
 
 
 class Conversations:
-    """The requests of one rollout that later ones may extend."""
+    """The requests of one rollout to one model server that later ones may extend."""
 
     def __init__(self) -> None:
         self._requests: deque[_Request] = deque(maxlen=RECENT)
 
     def parse(self, raw: bytes, dialect: Dialect) -> tuple[Any, bytes]:
         """As `codec.parse_bounded`. The conversation in an object is a `History`, unless it is too large to be kept."""
-        field = _FIELDS[dialect]
+        field = FIELDS[dialect]
         same = [request for request in self._requests if request.begins(raw, field)]
         base = max(same, key=lambda request: len(request.text), default=None)
         body = base.parse_extension(raw) if base is not None else None
@@ -153,3 +155,28 @@ def _end_of_items(raw: bytes, body: dict[str, Any], field: str, start: int) -> i
         if end < 0 or raw[end + 1 : at].strip() == b",":
             return end
     return -1
+
+
+def session_id(body: Mapping[str, Any], dialect: Dialect, model_server: str, secret: str) -> str:
+    """Return the id of a request's conversation: the same for all that begin alike, up to the user's first message.
+
+    Agents that a rollout starts for parts of its task begin otherwise, and so have sessions of their own. Who does not know
+    `secret` learns nothing from the id.
+    """
+    settings = codec.dumps([model_server, body.get("instructions"), body.get("system")])
+    start = _start(body.get(FIELDS[dialect]))
+    return hashlib.blake2b(settings + start, digest_size=16, key=secret.encode()).hexdigest()
+
+
+def _start(items: Any) -> bytes:
+    """Return a digest of a conversation's items up to the user's first message."""
+    if isinstance(items, History) and items.start is not None:
+        return items.start
+    start = items
+    if isinstance(items, list):
+        users = (at for at, item in enumerate(items) if isinstance(item, dict) and item.get("role") == "user")
+        start = items[: next(users, 0) + 1]
+    digest = hashlib.blake2b(codec.dumps(start), digest_size=16).digest()
+    if isinstance(items, History):
+        items.start = digest
+    return digest

@@ -129,7 +129,7 @@ class PortHandler:
             raise _unknown_key(path)
         if route is None and _ROUTING_ENTRY not in raw:
             route = self._other_route(request, path)
-        known = route.conversations if route is not None else None
+        known = route.conversations(self.model_server) if route is not None else None
         body, raw = parse_body(
             raw,
             codec.parse_bounded if known is None else functools.partial(known.parse, dialect=path.dialect),

@@ -20,7 +20,7 @@ from gymgate.core.json_server import CONTEXT_OVERFLOW, is_context_overflow
 from gymgate.core.retrying import BUSY
 from gymgate.gateway.backends.base import Backend, BackendAnswer
 from gymgate.gateway.call import Call
-from gymgate.gateway.conversations import Conversations
+from gymgate.gateway.conversations import Conversations, session_id
 from gymgate.gateway.dialects import (
     ConversationMemory,
     encode_stream,
@@ -74,7 +74,9 @@ class Route:
         record_bodies: bool = True,
         metadata_routing: bool = False,
         on_close: Callable[[Route], None] = lambda route: None,
+        on_end: Callable[[Route], None] = lambda route: None,
     ) -> None:
+        """`on_close` is called when the key is to be retired, `on_end` once the calls have ended."""
         self.key = secrets.token_hex(16)
         """The secret that the rollout's calls carry; never logged."""
         self.rollout_id = rollout_id or secrets.token_hex(8)
@@ -95,13 +97,14 @@ class Route:
         self._answers_overflow = limits is None or limits.context_overflow == "answer"
         self._record_bodies = record_bodies
         self._on_close = on_close
+        self._on_end = on_end
         self._opened = time.monotonic()
         self.log: list[Call] = []
         """The calls so far, by arrival, judges' included."""
         self.requests = RequestLog()
         """The bodies that `log` refers to."""
-        self.conversations: Conversations | None = Conversations()
-        """What requests have in common with earlier ones."""
+        self._conversations: dict[str, Conversations] = {}
+        """By model server."""
         self._policy_calls = 0
         self._running: set[Call] = set()
         self.repeated = RetryDeduplicator()
@@ -138,14 +141,23 @@ class Route:
         """Retire the key and cancel what is in flight, upstream included. Idempotent."""
         self.closed = True  # first: what is answered from here on is not recorded
         self._on_close(self)
-        if self.conversations is not None:
-            self.conversations.clear()
+        self._conversations.clear()
         running = list(self._running)
         for call in running:
             if call.task is not None:
                 call.task.cancel()
         # Bounded: a callable that runs in a thread cannot be cancelled.
         await asyncio.gather(*(call.wait(CLOSE_TIMEOUT_S) for call in running))
+        self._on_end(self)
+
+    def conversations(self, model_server: str) -> Conversations | None:
+        """Return what is known of the conversations with a model server; `None` if nothing is kept."""
+        return self._conversations.setdefault(model_server, Conversations())
+
+    @property
+    def backends(self) -> set[Backend]:
+        """Everything that may have answered its calls."""
+        return {target.backend for target in self._targets.values() if target is not None}
 
     def target(self, model_server: str) -> Target | None:
         """Return where calls to a model server go; `None` if it has no endpoint."""
@@ -254,7 +266,8 @@ class Route:
         if upstream.get("stream") is True:  # endpoints answer whole
             upstream = without(upstream, "stream", "stream_options")
         try:
-            answer = await backend.call(upstream, raw=raw if upstream is body else None)
+            session = self._session(call, body)
+            answer = await backend.call(upstream, raw=raw if upstream is body else None, session=session)
         except PolicyError as error:
             answer = self._answer_to_overflow(call, backend, upstream, error)
         usage = usage_of(answer.body, backend.dialect)
@@ -280,6 +293,10 @@ class Route:
             b"".join(encode_stream(result, call.record.dialect, body)) if call.streamed else response
         )
         call.record.status_code = 200
+
+    def _session(self, call: Call, body: dict[str, Any]) -> str | None:
+        """The id of the call's conversation for routers of its endpoint."""
+        return session_id(body, call.record.dialect, call.record.model_server, self.key)
 
     def _answer_to_overflow(
         self, call: Call, backend: Backend, upstream: dict[str, Any], error: PolicyError
@@ -326,7 +343,6 @@ class KeylessRoute(Route):
     def __init__(self, targets: Mapping[str, Target | None]) -> None:
         super().__init__(targets, base_url="", rollout_id="keyless", record_bodies=False)
         self.judges: KeylessJudgeCalls = KeylessJudgeCalls()
-        self.conversations = None  # of many rollouts, and without an end
         self.counts: Counter[str] = Counter()
 
     def settle(self, key: RequestKey, call: Call, *, written: bool) -> None:
@@ -334,6 +350,14 @@ class KeylessRoute(Route):
         super().settle(key, call, written=written)
         if not written:
             asyncio.get_running_loop().call_later(_KEYLESS_RESEND_S, self.repeated.forget, key, call)
+
+    def conversations(self, model_server: str) -> Conversations | None:
+        """Keep nothing: these calls are of many rollouts, and have no end."""
+        return None
+
+    def _session(self, call: Call, body: dict[str, Any]) -> str | None:
+        """None: nobody knows when it ends."""
+        return None
 
     def _new_call(self, model_server: str, dialect: Dialect) -> Call:
         self.counts[model_server] += 1

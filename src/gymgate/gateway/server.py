@@ -97,6 +97,7 @@ class Gateway:
         """By the replicas' addresses: rollouts share the replicas' state even if their endpoints differ otherwise."""
         self.keyless_policy_calls = 0
         """Calls of the policy that were refused because they carried no rollout's key."""
+        self._finishing: set[asyncio.Task[None]] = set()
         self._exits = AsyncExitStack()
         self._client = HTTPClient()
         self._port = port
@@ -124,6 +125,7 @@ class Gateway:
         for listening in self._ports.values():  # first: none may begin to listen after the exits below
             await listening.stop()
         await asyncio.gather(*(route.close() for route in (*self.routes.values(), self.keyless)))
+        await asyncio.gather(*self._finishing)
         await self._exits.aclose()
 
     @property
@@ -194,6 +196,7 @@ class Gateway:
             record_bodies=record_bodies,
             metadata_routing=metadata_routing,
             on_close=self._retire,
+            on_end=self._finish_sessions,
         )
         self.routes[_digest(route.key)] = route
         return route
@@ -204,6 +207,14 @@ class Gateway:
 
     def _retire(self, route: Route) -> None:
         self.routes.pop(_digest(route.key), None)
+
+    def _finish_sessions(self, route: Route) -> None:
+        """Tell the rollout's endpoints that its conversations are over; nobody waits for that but the gateway's own end."""
+        for backend in route.backends:
+            if (finish := getattr(backend, "finish_sessions", None)) is not None:
+                task = asyncio.create_task(finish())
+                self._finishing.add(task)
+                task.add_done_callback(self._finishing.discard)
 
     def _judge_target(self, judge: JudgeEndpoint | Backend, policy: Backend) -> Target | None:
         if judge == "none":

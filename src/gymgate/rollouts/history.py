@@ -19,7 +19,7 @@ class History(list[Any]):
     Nobody may change an item, nor the list.
     """
 
-    __slots__ = ("_base", "_key", "digests", "known_translations", "shared", "translations")
+    __slots__ = ("_base", "_key", "digests", "known_translations", "shared", "start", "translations")
 
     def __init__(self, items: list[Any], base: History | None = None) -> None:
         super().__init__(items)
@@ -28,6 +28,8 @@ class History(list[Any]):
         """What these items became, for the next request to begin with; by the form that they were translated to."""
         self.known_translations = {} if base is None else base.translations
         """What the first `shared` items became."""
+        self.start: bytes | None = None if base is None else base.start
+        """A digest of what the conversation begins with, once somebody has needed it."""
         self.digests: list[bytes] | None = None
         """One for each item, once somebody has needed them."""
         # Not the base itself, which would keep that of its own, and so every request of the rollout.

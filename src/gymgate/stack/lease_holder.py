@@ -143,7 +143,9 @@ class _RemoteBackend:
         self._peer = peer
         self._name = endpoint.name
 
-    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
+    async def call(
+        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+    ) -> BackendAnswer:
         """See `Backend.call`."""
         request = raw if raw is not None else codec.dumps(body)
         try:

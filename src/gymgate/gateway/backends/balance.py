@@ -82,12 +82,17 @@ class ReplicaPool:
                     await self._changed.wait()
 
     async def call(
-        self, replica: Replica, backend: HTTPBackend, body: dict[str, Any], raw: bytes | None
+        self,
+        replica: Replica,
+        backend: HTTPBackend,
+        body: dict[str, Any],
+        raw: bytes | None,
+        session: str | None,
     ) -> BackendAnswer:
         """Make one call. Raises `PolicyError`, which may begin a cool-down of the replica."""
         replica.in_flight += 1
         try:
-            answer = await backend.call(body, raw=raw)
+            answer = await backend.call(body, raw=raw, session=session)
         except PolicyError as error:
             self._note_failure(replica, error)
             raise
@@ -157,13 +162,15 @@ class BalancedBackend:
         self._backends: dict[Replica, HTTPBackend] = {}
         self._replica: Replica | None = None
 
-    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
+    async def call(
+        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+    ) -> BackendAnswer:
         """See `Backend.call`. Tries each replica, then again as `with_retries` does."""
 
         async def attempt(retries: int) -> BackendAnswer:
             self._replica = replica = await self._pool.pick(self._replica)
             try:
-                return await self._pool.call(replica, self._backend(replica), body, raw)
+                return await self._pool.call(replica, self._backend(replica), body, raw, session)
             except PolicyError as error:
                 if not error.retryable:
                     raise
@@ -176,6 +183,10 @@ class BalancedBackend:
         )
         answer.retries = retries
         return answer
+
+    async def finish_sessions(self) -> None:
+        """See `HTTPBackend.finish_sessions`."""
+        await asyncio.gather(*(backend.finish_sessions() for backend in self._backends.values()))
 
     @property
     def rate_limit(self) -> PolicyError | None:

@@ -37,6 +37,11 @@ class Backend(Protocol):
         """The dialect of its requests and answers."""
         ...
 
-    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
-        """Answer `body`, a request in `self.dialect`; `raw` is its serialised form, if already at hand."""
+    async def call(
+        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+    ) -> BackendAnswer:
+        """Answer `body`, a request in `self.dialect`; `raw` is its serialised form, if already at hand.
+
+        `session` is the id of its conversation. A backend does not change the body.
+        """
         ...

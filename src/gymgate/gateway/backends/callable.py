@@ -47,7 +47,9 @@ class CallableBackend:
     def __repr__(self) -> str:
         return f"CallableBackend({self._name}, dialect={self.dialect!r})"
 
-    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
+    async def call(
+        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+    ) -> BackendAnswer:
         """See `Backend.call`. Whatever the callable raises fails this call alone."""
         task = asyncio.current_task()
         try:

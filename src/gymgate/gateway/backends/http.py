@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
+import logging
 import math
 import secrets
 from typing import Any
@@ -14,7 +16,7 @@ from yarl import URL
 from gymgate.core import codec
 from gymgate.core.config import Dialect, HTTPEndpoint
 from gymgate.core.errors import ConfigError, PolicyError
-from gymgate.core.http_client import HTTPClient, Request, Response
+from gymgate.core.http_client import HTTPClient, HTTPFailure, Request, Response, header_lines
 from gymgate.core.json_server import JSONServer
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.dialects.reading import fault_of, part_of, without
@@ -22,8 +24,11 @@ from gymgate.gateway.dialects.reading import fault_of, part_of, without
 _PATHS = {"chat": "chat/completions", "responses": "responses"}
 FORWARDED = "1.1 gymgate"
 """`Via` of each call (RFC 9110, section 7.6.3), by which a gateway knows calls of gateways, its own and those of other stacks."""
+FINISH_TIMEOUT_S = 5.0
 _SAME_MEANING = ({"max_tokens", "max_completion_tokens"},)
 """Body fields of which servers accept only one."""
+
+logger = logging.getLogger(__name__)
 
 
 class HTTPBackend:
@@ -39,8 +44,10 @@ class HTTPBackend:
 
     def __init__(self, endpoint: HTTPEndpoint, client: HTTPClient, *, rate_limit_s: float = math.inf) -> None:
         endpoint = endpoint.resolved()
+        headers = request_headers(endpoint)
         try:
-            request = _request(endpoint.base_url, endpoint.dialect, tuple(request_headers(endpoint).items()))
+            header_lines({endpoint.session_header: ""} if endpoint.session_header is not None else {})
+            request = _request(endpoint.base_url, endpoint.dialect, tuple(headers.items()))
         except ValueError as error:
             raise ConfigError(f"endpoint {endpoint.base_url!r}: {error}") from error
         self.dialect = endpoint.dialect
@@ -56,6 +63,10 @@ class HTTPBackend:
             secrets=_secrets(endpoint),
             advice=self._advice,
         )
+        is_given = endpoint.session_header is not None and endpoint.session_header in headers
+        self._session_header = None if is_given else endpoint.session_header
+        self._sessions: set[str] = set()
+        """Those of its calls that are not over."""
         self._name = secrets.token_hex(16)
         self._numbers = itertools.count()
         self._client = client
@@ -72,14 +83,42 @@ class HTTPBackend:
         """The failure that it waits out at this moment, if it does."""
         return self._server.rate_limit
 
-    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
+    async def call(
+        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+    ) -> BackendAnswer:
         """See `Backend.call`. Retries as the endpoint's `max_retries` says, with backoff."""
         # Lets an endpoint that keeps the calls it answered tell our retry from a new call.
         headers = {"Idempotency-Key": f"{self._name}-{next(self._numbers)}"}
+        if session is not None and self._session_header is not None:
+            headers[self._session_header] = session
+            self._sessions.add(session)
         answer = await self._server.post(self._client, self._payload(body, raw), headers)
         if (fault := fault_of(answer.body, self.dialect)) is not None:
             raise self._server.error(fault, answer.status)
         return BackendAnswer(answer.body, answer.raw, answer.retries)
+
+    async def finish_sessions(self) -> None:
+        """Tell the router that the sessions so far are over, if it is to be told. A failure is logged."""
+        sessions, self._sessions = self._sessions, set()
+        if self._endpoint.finish_sessions:
+            await asyncio.gather(*map(self._finish_session, sessions))
+
+    async def _finish_session(self, session: str) -> None:
+        url = URL(self._endpoint.base_url.rstrip("/").removesuffix("/v1")) / "finish_session"
+        request = Request(url % {"session_id": session}, request_headers(self._endpoint))
+        try:
+            status = (await self._client.send(request, timeout_s=FINISH_TIMEOUT_S)).status
+        except (HTTPFailure, TimeoutError) as error:
+            logger.warning(
+                "the end of a session did not reach %s: %s", self._server.shown, error or "no answer"
+            )
+            return
+        if status >= 400:
+            logger.warning(
+                "%s answered %d to the end of a session; finish_sessions is for routers that have /finish_session",
+                self._server.shown,
+                status,
+            )
 
     def _payload(self, body: dict[str, Any], raw: bytes | None) -> bytes:
         model = self.model if self.model is not None else body.get("model")

@@ -40,7 +40,9 @@ class ReplayBackend:
             self._index = load_index(self._paths, self._pinned)
         return self._index
 
-    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
+    async def call(
+        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+    ) -> BackendAnswer:
         index = self._index if self._index is not None else await asyncio.to_thread(self.preload)
         match = index.find(body)
         recording, turn = match.recording, match.turn
