@@ -45,7 +45,9 @@ def rollout(number: int, **fields: Any) -> CollectedRollout:
         "reward": float(number % 2),
         "result": {"extracted_answer": "A"},
     }
-    calls = [ModelCall(index=0, dialect="chat", usage=Usage(output_tokens=10))]
+    calls = [
+        ModelCall(index=0, dialect="chat", usage=Usage(input_tokens=40, cached_tokens=10, output_tokens=10))
+    ]
     place = {"row_key": "0" * 16, "repeat": number, "source": "s", "line": 1}
     return CollectedRollout(
         id="x", environment="mcqa", agent="a", calls=calls, **place, **{**known, **fields}
@@ -346,6 +348,7 @@ EXPECTED = {
     "failed": 1,
     "failed_attempts": 1,
     "output_tokens": 30,
+    "cached_share": 0.25,
     "mcqa/mean_reward": pytest.approx(1 / 3),
     "mcqa/pass@1": pytest.approx(1 / 3),
     "mcqa/pass@2": pytest.approx(2 / 3),

@@ -57,6 +57,7 @@ def test_costs_by_environment_and_in_all_with_judges_apart(tmp_path: Path) -> No
     mcqa, both = found["mcqa", "policy_model"], found["all", "policy_model"]
     assert (mcqa.rollouts, mcqa.counted, mcqa.calls) == (3, 3, 6)
     assert (mcqa.input_tokens, mcqa.cached_tokens, mcqa.output_tokens) == (1200, 600, 60)
+    assert (mcqa.cached_share, found["all", "judge"].cached_share) == (0.5, None)
     assert mcqa.cost == pytest.approx(1200e-6 + 4 * 60e-6), "cached input has the full price"
     assert both.cost == pytest.approx(2200e-6 + 4 * 1060e-6)
     assert found["judged", "judge"].cost == found["all", "judge"].cost == pytest.approx(1000e-6)

@@ -245,6 +245,7 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
             "calls": 13,
             "input_tokens": 91,
             "cached_tokens": None,
+            "cached_share": None,
             "output_tokens": 180,
             "reasoning_tokens": None,
         }

@@ -120,11 +120,11 @@ def test_conversations_that_take_turns_are_told_apart() -> None:
     ],
 )
 def test_what_follows_is_read_as_it_is_written(later: bytes) -> None:
-    reader = Conversations()
-    same(reader, b'{"messages":[{"a":1}]}')
-    same(reader, b'{"messages":[{"a":1},{"z":0}]}')
-    for raw in (later, b'{"messages":[{"a":1},{"b":2},{"d":4}]}', later):
-        same(reader, raw)
+    start, more = b'{"messages":[{"a":1}]}', b'{"messages":[{"a":1},{"z":0}]}'
+    for earlier in ([start], [start, more], [start, start]):
+        reader = Conversations()
+        for raw in (*earlier, later, b'{"messages":[{"a":1},{"b":2},{"d":4}]}', later):
+            same(reader, raw)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +134,7 @@ def test_what_follows_is_read_as_it_is_written(later: bytes) -> None:
         b'{"metadata":{"messages":[1,2]},"messages":[3,4]}',
         b'{"messages":[1,2],"other":[3,4]}',
         b'{"messages":[1,12]}',
+        b'{"messages":[1],"t":1,"x":[2],"t":5}',
         b'{"messages":[[1,2],{"x":[3]}],"],\\"x":["],\\"x"]}',
     ],
 )

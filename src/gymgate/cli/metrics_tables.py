@@ -56,14 +56,9 @@ def print_costs(usages: Sequence[TokenUsage], *, wide: bool, markdown: bool = Fa
         ),
         Column("rollouts", [_share(usage.counted, usage.rollouts) for usage in usages]),
         Column("calls", [f"{usage.calls:,}" for usage in usages], rank=1),
-        *(
-            Column(title, ["-" if count is None else f"{count:,}" for count in counts], rank=rank)
-            for title, counts, rank in (
-                ("input tokens", [usage.input_tokens for usage in usages], 0),
-                ("cached", [usage.cached_tokens for usage in usages], 1),
-                ("output tokens", [usage.output_tokens for usage in usages], 0),
-            )
-        ),
+        Column("input tokens", [_tokens(usage.input_tokens) for usage in usages]),
+        Column("cached", [_cached(usage) for usage in usages], rank=1),
+        Column("output tokens", [_tokens(usage.output_tokens) for usage in usages]),
         Column("cost", [dollars(usage.cost) for usage in usages]),
     ]
     _print(columns, markdown=markdown, drop=not wide)
@@ -73,6 +68,15 @@ def print_costs(usages: Sequence[TokenUsage], *, wide: bool, markdown: bool = Fa
                 f"{usage.environment}: cost of {usage.counted} of {usage.rollouts} rollouts; the endpoint of "
                 f"{usage.model_server} did not count the tokens of the others"
             )
+
+
+def _tokens(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
+
+
+def _cached(usage: TokenUsage) -> str:
+    share = "" if usage.cached_share is None else f" ({usage.cached_share:.0%})"
+    return f"{_tokens(usage.cached_tokens)}{share}"
 
 
 def _print(columns: Sequence[Column], *, markdown: bool, drop: bool) -> None:

@@ -228,6 +228,7 @@ def log_message(progress: RunProgress) -> dict[str, Any]:
         "failed": progress.given_up_before + progress.failed,
         "failed_attempts": progress.attempts_failed,
         "output_tokens": progress.output_tokens,
+        "cached_share": progress.cached_share,
         "rollouts_per_s": progress.rate,
         "output_tokens_per_s": progress.token_rate,
         **{f"{row['environment']}/{name}": row.get(name) for row in rows for name in names},

@@ -82,6 +82,8 @@ class TokenUsage:
     input_tokens: int | None = None
     """Cached tokens included. `None` here and below: no answer counted them."""
     cached_tokens: int | None = None
+    cached_share: float | None = None
+    """Cached of all input tokens, once all rollouts are added."""
     output_tokens: int | None = None
     """Reasoning tokens included."""
     reasoning_tokens: int | None = None
@@ -110,13 +112,15 @@ class TokenUsage:
                 setattr(self, name, (getattr(self, name) or 0) + count)
 
     def at(self, prices: Prices) -> TokenUsage:
-        """Return it with its cost."""
+        """Return it with its cost and the share of cached tokens."""
         others = None if self.model_server == POLICY else prices.get(OTHERS)
         price = prices.get(self.model_server, others)
-        if price is None or not self.counted:
-            return self
-        tokens = (self.input_tokens or 0) * price.input + (self.output_tokens or 0) * price.output
-        return dataclasses.replace(self, cost=tokens / 1e6)
+        cost = share = None
+        if price is not None and self.counted:
+            cost = ((self.input_tokens or 0) * price.input + (self.output_tokens or 0) * price.output) / 1e6
+        if self.cached_tokens is not None and self.input_tokens:
+            share = self.cached_tokens / self.input_tokens
+        return dataclasses.replace(self, cost=cost, cached_share=share)
 
 
 class UsageCounts:

@@ -115,6 +115,12 @@ class RunProgress:
         return self._rate(2, self.output_tokens) if self.output_tokens else None
 
     @property
+    def cached_share(self) -> float | None:
+        """The share of the policy's input tokens that came from a cache; `None` if its endpoint does not say."""
+        usage = self.tasks.usage.of_policy(self.prices)
+        return None if usage is None else usage.cached_share
+
+    @property
     def priced_usage(self) -> TokenUsage | None:
         """The policy's tokens and their cost; `None` without a price of the policy."""
         return self.tasks.usage.of_policy(self.prices) if POLICY in self.prices else None
