@@ -12,8 +12,6 @@ Takes about a minute and a half on two cores.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import json
 import statistics
 import time
@@ -24,7 +22,7 @@ from typing import Any
 import orjson
 import uvloop
 
-from benchmarks.gateway import ANSWER, Client, Contender, Server, connect, server
+from benchmarks.gateway import ANSWER, Client, Contender, connect, server
 from benchmarks.machine import describe, print_table, pss_mb
 from benchmarks.progress import Steps
 
@@ -98,13 +96,12 @@ def parse_ms(body: bytes) -> float:
     return min(times) * 1000
 
 
-def line_up(proxy: Server, gateway: Server) -> list[tuple[Contender, str]]:
-    """Each contender, and the field of its requests that holds the conversation."""
-    return [
-        (Contender("minimal aiohttp proxy", proxy), "messages"),
-        (Contender("gateway, chat to chat", gateway), "messages"),
-        (Contender("gateway, Responses to chat", gateway, "responses"), "input"),
-    ]
+CONTENDERS = {
+    "minimal aiohttp proxy": ("proxy", "chat/completions", "messages"),
+    "gateway, chat to chat": ("gateway", "chat/completions", "messages"),
+    "gateway, Responses to chat": ("gateway", "responses", "input"),
+}
+"""Server, operation, and the field of a request that holds the conversation."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -114,26 +111,22 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="the median of which is printed")
     options = parser.parse_args(argv)
     rows = []
-    with contextlib.ExitStack() as servers:
-        endpoint = servers.enter_context(server("endpoint"))
-        proxy = servers.enter_context(server("proxy", endpoint.urls[0]))
-        gateway = servers.enter_context(server("gateway", endpoint.urls[0], "--model", "served"))
-        steps = Steps(float(len(SHAPES) * options.rounds * 3))
+    size = options.kilobytes * 1000
+    with server("endpoint") as endpoint:
+        steps = Steps(float(len(SHAPES) * options.rounds * len(CONTENDERS)))
         for shape, turn in SHAPES.items():
             measured: dict[str, list[tuple[list[float], float]]] = {}
             for number in range(options.rounds):
-                for contender, field in line_up(proxy, gateway):
-                    steps.begin(f"{shape}, round {number + 1} of {options.rounds}: {contender.name}")
-                    requests = bodies(turn, options.kilobytes * 1000, field)
-                    run = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-                    with run:
-                        measured.setdefault(contender.name, []).append(
-                            run.run(converse(contender, requests, options.conversations))
+                for name, (role, operation, field) in CONTENDERS.items():
+                    steps.begin(f"{shape}, round {number + 1} of {options.rounds}: {name}")
+                    requests = bodies(turn, size, field)
+                    with server(role, endpoint.urls[0], "--model", "served") as contender:
+                        conversing = converse(
+                            Contender(name, contender, operation), requests, options.conversations
                         )
-            parses = [
-                parse_ms(bodies(turn, options.kilobytes * 1000, "messages")[turn_ - 1]) for turn_ in TURNS
-            ]
-            rows += table_of(shape, measured, parses)
+                        measured.setdefault(name, []).append(uvloop.run(conversing))
+            requests = bodies(turn, size, "messages")
+            rows += table_of(shape, measured, [parse_ms(requests[number - 1]) for number in TURNS])
     print(describe("aiohttp", "uvloop", "orjson"))
     heads = [f"turn {turn}: CPU ms" for turn in TURNS]
     print_table(["conversation", *heads, f"at turn {TURNS[-1]}: parses more than the proxy", "MB"], rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -117,3 +118,13 @@ def test_a_history_that_goes_on_is_logged_without_a_look_at_what_it_had(monkeypa
         None,
         2,
     ]
+
+
+def test_a_log_takes_no_more_memory_than_its_text() -> None:
+    """What orjson returns holds several times its length."""
+    log = RequestLog()
+    tracemalloc.start()
+    log.add({"input": "x" * 1_000_000})
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1_500_000

@@ -147,6 +147,11 @@ def dumps(value: Any, *, sort_keys: bool = False, indent: bool = False) -> bytes
         raise ValueError(str(error)) from error
 
 
+def dumps_to_keep(value: Any) -> bytes:
+    """As `dumps`, in no more memory than the text takes: what orjson returns holds up to twelve times as much."""
+    return bytes(memoryview(dumps(value)))
+
+
 def clean_text(text: str) -> str:
     """The text with lone surrogates replaced by U+FFFD, so that it can be encoded."""
     try:

@@ -275,12 +275,13 @@ class Route:
         result = translate_answer(named, body, backend.dialect, dialect, target.memory, usage=usage)
         if self.closed:  # a backend that cannot be cancelled; nothing is recorded any more
             return
-        response = answer.raw if result is answer.body and answer.raw is not None else codec.dumps(result)
+        unchanged = answer.raw if result is answer.body else None
+        response = codec.dumps_to_keep(result) if unchanged is None else unchanged
         if self._record_bodies:
             call.response = response
             if backend.dialect != dialect:
                 call.upstream_request = self.requests.add(upstream)
-                call.upstream_response = answer.raw or codec.dumps(answer.body)
+                call.upstream_response = answer.raw or codec.dumps_to_keep(answer.body)
         call.record.usage = usage
         call.record.finish_reason = finish_reason_of(answer.body, backend.dialect)
         tokens = token_data_of(answer.body, backend.dialect)

@@ -50,7 +50,7 @@ class RequestLog:
             for name, value in body.items()
         }
         self._recent.append(_Seen(len(self.entries), fields))
-        self.entries.append(codec.dumps(entry))
+        self.entries.append(codec.dumps_to_keep(entry))
         return len(self.entries) - 1
 
     def _extended(self, fields: Mapping[str, Digest | History]) -> _Seen | None:
