@@ -33,7 +33,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, status: int) -> HTTPServer:
     """A hub that answers everything with that status."""
 
     class Answer(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
+        def do_GET(self) -> None:
             self.send_response(status)
             self.end_headers()
 

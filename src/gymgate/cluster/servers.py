@@ -109,9 +109,10 @@ class PolicyServers:
 
     def servers(self, gpus: Sequence[str], ports: Sequence[int] = ()) -> list[Server]:
         """Return the servers with their commands. `gpus` are those of one node, `ports` are free ones on this machine."""
-        shares = self.shares(gpus)
+        shares, first = self.shares(gpus), self.port or FIRST_PORT
+        use_free = not self.nodes and self.port is None
         return [
-            self._server(node, number, shares[number], self._port(number, ports))
+            self._server(node, number, shares[number], ports[number] if use_free else first + number)
             for node in (self.nodes or [""])
             for number in range(self.replicas or 1)
         ]
@@ -135,18 +136,16 @@ class PolicyServers:
         size = each if self.model is not None else len(gpus) // count
         return [tuple(gpus[size * number : size * (number + 1)]) for number in range(count)]
 
-    def _port(self, number: int, ports: Sequence[int]) -> int:
-        if self.nodes or self.port is not None:
-            return (self.port or FIRST_PORT) + number
-        return ports[number]
-
     def _server(self, node: str, number: int, gpus: Sequence[str], port: int) -> Server:
         listen = self.host or ("0.0.0.0" if node else "127.0.0.1")
         reached = node or ("127.0.0.1" if listen in ("0.0.0.0", "::") else listen)
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         argv = self._command(listen, port)
         if node:
-            argv = [*_srun(node, self.srun), *_env(seen), *argv]
+            further = [f"--{option.removeprefix('--')}" for option in self.srun]
+            step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", *further]
+            variables = ["env", *(f"{name}={value}" for name, value in seen.items())] if seen else []
+            argv = [*step, *variables, *argv]
         return Server(
             name=f"{node or 'server'}-{number + 1}" if not node or (self.replicas or 1) > 1 else node,
             argv=tuple(argv),
@@ -198,13 +197,3 @@ def gpus_here(environment: Mapping[str, str] = os.environ) -> list[str]:
         return []
     gpus = [line for line in listed.splitlines() if line.startswith("GPU ")]
     return [str(number) for number in range(len(gpus))]
-
-
-def _srun(node: str, options: Sequence[str]) -> list[str]:
-    """Run a program as a step of the job on one node; both end together."""
-    further = [f"--{option.removeprefix('--')}" for option in options]
-    return ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", *further]
-
-
-def _env(variables: Mapping[str, str]) -> list[str]:
-    return ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 
 from gymgate.core.errors import ConfigError
@@ -126,29 +127,7 @@ def array_script(job: SlurmJob) -> str:
         **({"kill-on-invalid-dep": "yes"} if "dependency" in job.options else {}),
         **job.options,
     }
-    lines = [
-        "#!/bin/bash",
-        *_sbatch(options),
-        "set -euo pipefail",
-        *job.setup,
-        "# Slurm sends SIGUSR1 before the walltime ends: start no new rollouts, finish those under way.",
-        f"{job.command()} &",
-        "runner=$!",
-        "trap 'kill -USR1 \"$runner\" 2>/dev/null || true' USR1",
-        "trap 'kill -TERM \"$runner\" 2>/dev/null || true' TERM",
-        # A signal ends `wait`, not the run, whose exit status bash keeps.
-        'while kill -0 "$runner" 2>/dev/null; do wait "$runner" || true; done',
-        "code=0",
-        'wait "$runner" || code=$?',
-        '[ "$code" -ne 138 ] || code=75  # SIGUSR1 ended it before it could handle signals',
-        f'if [ "$code" -eq 75 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.requeues} ]; then',
-        '  scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"',
-        "  sleep 60  # Slurm ends this step",
-        "fi",
-        'exit "$code"',
-        "",
-    ]
-    return "\n".join(lines)
+    return _script("array.sh", options, job.setup, command=job.command(), requeues=str(job.requeues))
 
 
 def aggregate_script(job: SlurmJob) -> str:
@@ -158,33 +137,19 @@ def aggregate_script(job: SlurmJob) -> str:
     carried = {name: value for name, value in job.options.items() if name in ("account", "partition", "qos")}
     options = {"job-name": f"{job.name}-aggregate", "output": f"{output}/logs/aggregate_%j.log", **carried}
     files = [f"-o{output}/tasks.jsonl", f"-o{output}/tasks.csv", f"--summary={output}/summary.jsonl"]
-    lines = [
-        "#!/bin/bash",
-        *_sbatch(options),
-        "set -euo pipefail",
-        *job.setup,
-        "code=0",
-        f"gymgate aggregate {shlex.join([*map(str, job.runs), *files, '--complete'])} || code=$?",
-        f"gymgate report {shlex.join([*map(str, job.runs), '-o', str(output / 'report.html')])}",
-        'exit "$code"',
-        "",
-    ]
-    return "\n".join(lines)
+    runs = [*map(str, job.runs)]
+    return _script(
+        "aggregate.sh",
+        options,
+        job.setup,
+        aggregate=shlex.join([*runs, *files, "--complete"]),
+        report=shlex.join([*runs, "-o", str(output / "report.html")]),
+    )
 
 
 def submit_script(array: Path, aggregate: Path) -> str:
     """The shell script that submits both: the second job runs when every task of the array has ended, well or not."""
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            "set -euo pipefail",
-            f"id=$(sbatch --parsable {shlex.quote(str(array))})",
-            "id=${id%%;*}",
-            f'sbatch --parsable --dependency="afterany:$id" {shlex.quote(str(aggregate))}',
-            'echo "array $id" >&2',
-            "",
-        ]
-    )
+    return _script("submit.sh", array=shlex.quote(str(array)), aggregate=shlex.quote(str(aggregate)))
 
 
 def seconds_of(text: str) -> int:
@@ -198,6 +163,15 @@ def seconds_of(text: str) -> int:
     if third is not None:
         return int(first) * 3600 + int(second) * 60 + int(third)
     return int(first) * 60 + int(second or 0)
+
+
+def _script(
+    template: str, options: Mapping[str, str | None] | None = None, setup: Sequence[str] = (), **values: str
+) -> str:
+    """Fill in a template of this directory: `@sbatch@` and `@setup@` are lines, the others what `values` has."""
+    values |= {"sbatch": "\n".join(_sbatch(options or {})), "setup": "\n".join(setup)}
+    text = resources.files(__package__).joinpath(template).read_text()
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
 
 
 def _sbatch(options: Mapping[str, str | None]) -> list[str]:

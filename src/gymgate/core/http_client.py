@@ -110,7 +110,7 @@ class Response(NamedTuple):
 
     status: int
     headers: dict[str, str]
-    """By lower-case name."""
+    """By lower-case name; several cookies have a line each."""
     body: bytes
 
 
@@ -455,7 +455,10 @@ class _Connection(asyncio.Protocol):
         if self._head_size > MAX_HEAD:
             raise DroppedError(f"sent more than {MAX_HEAD} bytes of headers")
         if not self._status:
-            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+            if key == "set-cookie" and key in self._headers:  # the one header that comes several times
+                text = f"{self._headers[key]}\n{text}"
+            self._headers[key] = text
 
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPException
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 from gymgate.core.errors import ConfigError
+from gymgate.core.http_client import HTTPClient, HTTPFailure, Request, UnreachableError
 
 TIMEOUT_S = 5.0
 _NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
@@ -54,24 +52,26 @@ def no_model(model: str, reason: str) -> ConfigError:
 
 
 def _failure(url: str) -> str | None:
-    """Why there is no answer in time; `None` if there is one."""
+    """Return why there is no answer in time; `None` if there is one."""
     failures: SimpleQueue[str | None] = SimpleQueue()
     # In a thread, because resolving a host name has no deadline of its own.
-    Thread(target=lambda: failures.put(_ask(url)), daemon=True).start()
+    Thread(target=lambda: asyncio.run(_ask(url, failures)), daemon=True).start()
     try:
         return failures.get(timeout=TIMEOUT_S)
     except Empty:
         return f"nothing within {TIMEOUT_S:g} s"
 
 
-def _ask(url: str) -> str | None:
+async def _ask(url: str, failures: SimpleQueue[str | None]) -> None:
+    failure = None
     try:
-        with urlopen(Request(url, method="HEAD"), timeout=TIMEOUT_S):
-            return None
-    except HTTPError as error:
-        with error:
-            return f"HTTP {error.code}" if error.code in _RETRIED else None
-    except URLError as error:  # an unknown certificate is an answer: the hub's client decides what to trust
-        return None if isinstance(error.reason, ssl.SSLError) else str(error.reason)
-    except (OSError, HTTPException, ValueError) as error:
-        return str(error) or type(error).__name__
+        async with HTTPClient() as client:
+            answer = await client.send(Request(url, method="GET"), timeout_s=TIMEOUT_S)
+        if answer.status in _RETRIED:
+            failure = f"HTTP {answer.status}"
+    except UnreachableError as error:
+        if error.retryable:  # an unknown certificate is an answer: the hub's client decides what to trust
+            failure = str(error)
+    except (HTTPFailure, TimeoutError, ValueError) as error:
+        failure = str(error) or type(error).__name__
+    failures.put(failure)

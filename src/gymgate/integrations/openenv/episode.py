@@ -12,13 +12,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
-
 from gymgate.core import codec
 from gymgate.core.errors import DataError, EnvironmentServerError, StackLostError
+from gymgate.core.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.gateway.dialects.reading import new_id, objects
 from gymgate.rollouts import RolloutError, outcome_of
 from gymgate.rollouts.result import error_line, interpret_result, number
@@ -51,14 +51,11 @@ class Episode(ABC):
         self.server = server
         self.row = row
         self.done = False
-        # A jar of its own keeps the session apart; `unsafe`, because servers are addressed by number.
-        self._http = aiohttp.ClientSession(
-            base_url,
-            cookie_jar=aiohttp.CookieJar(unsafe=True),
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            trust_env=False,
-        )
+        self._base_url = base_url
         self._timeout_s = timeout_s
+        self._http = HTTPClient()
+        self._cookies = SimpleCookie()
+        """They keep the session apart from those of other clients."""
 
     @abstractmethod
     async def open(self) -> list[dict[str, Any]]:
@@ -82,27 +79,23 @@ class Episode(ABC):
         Raises `DataError` for a row that the server refuses, `EnvironmentServerError` for another status than 200 unless
         `any_status`, and `StackLostError` without an answer in time.
         """
+        cookies = "; ".join(f"{name}={cookie.coded_value}" for name, cookie in self._cookies.items())
+        request = Request(f"{self._base_url}{path}", {"Cookie": cookies} if cookies else None)
         try:
-            # A redirect would lead from a tool's name to another route.
-            async with self._http.post(
-                path,
-                data=codec.dumps(body),
-                headers={"Content-Type": "application/json"},
-                allow_redirects=False,
-            ) as answer:
-                content = await answer.read()
+            answer = await self._http.send(request, codec.dumps(body), timeout_s=self._timeout_s)
         except TimeoutError:
             raise StackLostError(
                 f"Timed out after {self._timeout_s:g} s waiting for {path} of {self.server!r}; raise --step-timeout"
             ) from None
-        except aiohttp.ClientError as error:
+        except HTTPFailure as error:
             raise StackLostError(f"server {self.server!r} broke the connection at {path}: {error}") from error
+        self._cookies.load(answer.headers.get("set-cookie", ""))
         if answer.status != 200 and not any_status:
-            message = f"server {self.server!r}: HTTP {answer.status} at {path}: {error_line(content)}"
+            message = f"server {self.server!r}: HTTP {answer.status} at {path}: {error_line(answer.body)}"
             if answer.status == 422:
                 raise DataError(message)
             raise EnvironmentServerError(message, server=self.server, status_code=answer.status)
-        return content
+        return answer.body
 
     async def post_for_object(self, path: str, body: Any) -> dict[str, Any]:
         """Post JSON and return the answer, which is a JSON object. Raises as `post`."""
@@ -199,7 +192,8 @@ class GymnasiumEpisode(Episode):
     async def close(self) -> None:
         """See `Episode`. The environment is told, if it says that it wants to be."""
         try:
-            if self._info.get("supports_explicit_close") is True and not self._http.closed:
+            info, self._info = self._info, {}
+            if info.get("supports_explicit_close") is True:
                 await self.post("/close", {})
         finally:
             await super().close()
