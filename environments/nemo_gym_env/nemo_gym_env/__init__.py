@@ -5,9 +5,9 @@ verifiers finds the plugin by this module's name and reads `__all__`: one taskse
 
 from __future__ import annotations
 
-from gymgate.integrations.verifiers import require_verifiers
+from gymgate.integrations.versions import require
 
-require_verifiers()
+require("nemogym")
 
 from gymgate.integrations.verifiers.harness import NeMoGymEnv, NeMoGymHarness, load_environment  # noqa: E402
 from gymgate.integrations.verifiers.taskset import NeMoGymTaskset  # noqa: E402

@@ -41,8 +41,9 @@ from gymgate.core.config import EnvironmentConfig, RolloutLimits, StackConfig, v
 from gymgate.core.errors import ConfigError, printable
 from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT, EvalOptions
 from gymgate.integrations.stacks import starting_early
-from gymgate.integrations.verifiers import PLUGIN_ID, require_verifiers
+from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.policy import Policy, check_policy, replaying
+from gymgate.integrations.versions import require
 from gymgate.runs.counts import RolloutCounts
 from gymgate.runs.metrics import summary_rows
 from gymgate.runs.spec import RunSpec
@@ -124,7 +125,7 @@ def run(
       gymgate eval run
       gymgate eval run --env mcqa --env citation_if -b http://localhost:8000/v1 -n 50 -r 4
     """
-    require_verifiers()
+    require("nemogym")
     line = read_line(context)
     with contextlib.ExitStack() as exits:
         policy = None

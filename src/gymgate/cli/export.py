@@ -83,16 +83,14 @@ def _export(runs: Runs, form: str, output: Path) -> int:
         return export_dataset(runs, output)
     if form == "gym":
         return export_rollouts(runs, output)
-    if form == "inspect":
-        from gymgate.integrations.versions import require
+    from gymgate.integrations.versions import require
 
+    if form == "inspect":
         require("inspect")
         from gymgate.integrations.inspect.logs import export_log
 
         return export_log(runs, output)
-    from gymgate.integrations.verifiers import require_verifiers
-
-    require_verifiers()
+    require("nemogym")
     from gymgate.integrations.verifiers.traces import export_traces
 
     return export_traces(runs, output)

@@ -51,7 +51,9 @@ def check_machine() -> Iterator[Finding]:
             yield Finding(package, True, metadata.version(package))
         except metadata.PackageNotFoundError:
             yield Finding(package, None, f"not installed; {install_command(extra)}")
-    yield from _sandbox_providers()
+    for name in PROVIDERS:  # none is required: only environments with a sandbox need one
+        check = check_provider(name)
+        yield Finding(f"sandbox {name}", check.usable or None, check.detail)
     yield from _leftovers()
     if offline():
         yield Finding("network", None, "switched off by GYMGATE_OFFLINE or UV_OFFLINE")
@@ -123,13 +125,6 @@ def _loopback() -> Finding:
             return Finding("loopback", True, "127.0.0.1 answers")
     except OSError as error:
         return Finding("loopback", False, f"127.0.0.1 does not answer: {error}")
-
-
-def _sandbox_providers() -> Iterator[Finding]:
-    """Yield whether each sandbox provider can be used. None is required: only environments with a sandbox need one."""
-    for name in PROVIDERS:
-        check = check_provider(name)
-        yield Finding(f"sandbox {name}", check.usable or None, check.detail)
 
 
 def _leftovers() -> Iterator[Finding]:

@@ -38,18 +38,14 @@ def check_versions(trainer: Trainer) -> Iterator[Finding]:
         try:
             version = metadata.version(package)
         except metadata.PackageNotFoundError:
-            yield Finding(package, False, f"not installed; {_install(trainer)}")
+            tokens_only = "pip install 'renderers[transformers]>=0.1.12'"
+            install = tokens_only if trainer == "tokens" else install_command(f"nemogym,{trainer}", "torch")
+            yield Finding(package, False, f"not installed; {install}")
             continue
         fits = meets(version, requirement)
         yield Finding(
             package, fits, version if fits else f"{version} does not fit; pip install '{requirement}'"
         )
-
-
-def _install(trainer: Trainer) -> str:
-    if trainer == "tokens":
-        return "pip install 'renderers[transformers]>=0.1.12'"
-    return install_command(f"nemogym,{trainer}", "torch")
 
 
 def meets(version: str, requirement: str) -> bool:

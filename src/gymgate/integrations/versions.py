@@ -1,4 +1,4 @@
-"""Whether an SDK whose extra cannot be combined with `gymgate[nemogym]` can be used in this interpreter."""
+"""Whether the SDK of an extra can be used in this interpreter."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from packaging.version import Version
 from gymgate.core.errors import MissingExtraError
 from gymgate.core.extras import install_command
 
-NEEDED = {
-    "inspect": ({"inspect-ai": "0.3.285", "openai": "3.4"}, "openai below 3"),
-    "openenv": ({"openenv": "0.10"}, "mcp 2"),
+OLDEST = {
+    "nemogym": {"verifiers": "0.4"},
+    "inspect": {
+        "inspect-ai": "0.3.285",
+        "openai": "3.4",
+    },  # its agent bridge needs this openai for any provider
+    "openenv": {"openenv": "0.10"},
 }
-"""Oldest releases of each extra, and what verifiers needs that they exclude. Inspect's agent bridge needs this openai,
-whichever provider serves the model."""
+EXCLUDED_BY = {"inspect": "openai below 3", "openenv": "mcp 2"}
+"""What verifiers needs that an extra excludes."""
 
 
-def require(extra: Literal["inspect", "openenv"]) -> None:
+def require(extra: Literal["nemogym", "inspect", "openenv"]) -> None:
     """Raise `MissingExtraError`, one line with the install command, unless the packages of an extra are new enough."""
-    needed, conflict = NEEDED[extra]
-    install = f"run: {install_command(extra)}, in an environment without verifiers, which needs {conflict}"
-    for name, oldest in needed.items():
+    install = f"run: {install_command(extra)}"
+    if extra in EXCLUDED_BY:
+        install += f", in an environment without verifiers, which needs {EXCLUDED_BY[extra]}"
+    for name, oldest in OLDEST[extra].items():
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
             raise MissingExtraError(f"{name} is not installed; {install}") from None
-        if Version(found) < Version(oldest):
+        if Version(found) < Version(f"{oldest}.dev0"):
             raise MissingExtraError(
-                f"{name} {found} is installed, but gymgate.{extra} needs {oldest} or later; {install}"
+                f"{name} {found} is installed, but gymgate needs {oldest} or later; {install}"
             )

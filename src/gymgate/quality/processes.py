@@ -151,11 +151,7 @@ async def _over_limit(pid: int, memory_gb: float) -> str:
     """Return when a process and its descendants use more memory than that; with a message that names the amount."""
     while True:
         await asyncio.sleep(MEMORY_POLL_S)
-        used = await asyncio.to_thread(_proportional_gb, pid)
+        family = (pid, *await asyncio.to_thread(descendants, pid))
+        used = await asyncio.to_thread(proportional_bytes, family) / 1e9
         if used > memory_gb:
             return f"its processes used {used:.1f} GB of memory; the limit is {memory_gb:g} GB (--memory)"
-
-
-def _proportional_gb(root: int) -> float:
-    """Return the memory in GB of a process and its descendants together; shared pages count once."""
-    return proportional_bytes((root, *descendants(root))) / 1e9

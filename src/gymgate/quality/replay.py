@@ -20,7 +20,6 @@ from gymgate.quality.model import (
     NOT_ASKED,
     CheckRequest,
     Diagnosis,
-    JudgedBy,
     RowResult,
     same_reward,
 )
@@ -165,10 +164,11 @@ class Replayer:
         if not rollout.policy_calls and (error is None or error.type == PolicyNeverAskedError.__name__):
             need = missing_in(self.logs.new())
             return result.concluded(need.blocked() if need else Diagnosis("differs", NOT_ASKED))
+        judges = any(call.model_server != POLICY for call in rollout.calls)
         result = result.updated(
             reward=rollout.reward,
             status=rollout.status,
-            judged_by=self._judged_by(rollout),
+            judged_by="endpoint" if judges and self._judge.judged_by is None else self._judge.judged_by,
             error=f"{error.type}: {error.message}"[:1000] if error is not None else "",
             error_kind=error.kind if error is not None else None,
         )
@@ -215,11 +215,6 @@ class Replayer:
             return Rollout(
                 id="", environment=self._environment.name, agent="", status="failed", error=failure
             )
-
-    def _judged_by(self, rollout: Rollout) -> JudgedBy | None:
-        if self._judge.judged_by is None and any(call.model_server != POLICY for call in rollout.calls):
-            return "endpoint"
-        return self._judge.judged_by
 
     async def _compare(self, rollout: Rollout, recorded: float | None, row: RowData) -> Diagnosis:
         """Compare the reward. If it differs, look for a need that the environment scored as a wrong answer."""

@@ -46,17 +46,14 @@ def _diagnosis(results: Sequence[RowResult], replayer: Replayer, environment: En
         cause = cause_of(environment.name) or row.cause
         return _with_probe(Diagnosis("incomplete", cause, row.error), replayer)
     if verdict == "differs":
-        known = cause_of(environment.name, _verifiers(environment))
+        servers = [server for config in environment.configs for server in config.servers]
+        verifiers = [server.type for server in servers if server.kind == "resources_servers"]
+        known = cause_of(environment.name, verifiers)
         return Diagnosis("differs", known or row.cause or "cause not known", _differences(results))
     if verdict == "match":
-        return Diagnosis("match", _causes_of_matches(results))
+        causes = Counter(row.cause for row in results if row.verdict == "match" and row.cause)
+        return Diagnosis("match", "; ".join(f"{n} of {len(results)}: {cause}" for cause, n in causes.items()))
     return Diagnosis(verdict, row.cause or row.error, row.evidence or row.error, row.need)
-
-
-def _verifiers(environment: Environment) -> list[str]:
-    """Implementations of its resources servers."""
-    servers = [server for config in environment.configs for server in config.servers]
-    return list(dict.fromkeys(server.type for server in servers if server.kind == "resources_servers"))
 
 
 def _with_probe(diagnosis: Diagnosis, replayer: Replayer) -> Diagnosis:
@@ -72,12 +69,6 @@ def _with_probe(diagnosis: Diagnosis, replayer: Replayer) -> Diagnosis:
     if errors:
         return diagnosis._replace(evidence=f"a packaged row gives {errors[0].type}: {errors[0].message}")
     return diagnosis._replace(evidence=NOT_ASKED)
-
-
-def _causes_of_matches(results: Sequence[RowResult]) -> str:
-    """How rewards came out that did not at once, or not from the recorded conversation."""
-    causes = Counter(row.cause for row in results if row.verdict == "match" and row.cause)
-    return "; ".join(f"{count} of {len(results)}: {cause}" for cause, count in causes.items())
 
 
 def _differences(results: Sequence[RowResult]) -> str:

@@ -94,7 +94,11 @@ def trajectory_of(
         conversation.add(item)
     calls = [call for call in rollout.policy_calls if call.error is None and UNDELIVERED not in call.details]
     _measure(rollout, conversation.sampled, calls)
-    steps = conversation.steps or [_nothing_known(rollout)]
+    steps = conversation.steps
+    if not steps:  # the format wants one
+        error = rollout.error
+        why = f"{error.type}: {error.message}" if error else f"{rollout.status}, without a result"
+        steps = [{"source": "system", "message": why}]
     totals = {
         "total_prompt_tokens": _sum(call.usage.input_tokens for call in calls),
         "total_completion_tokens": _sum(call.usage.output_tokens for call in calls),
@@ -121,13 +125,6 @@ def _extra(rollout: CollectedRollout) -> dict[str, Any]:
         "reward": outcome.reward,
         "reward_parts": rollout.reward_parts if outcome.counted else {},
     }
-
-
-def _nothing_known(rollout: CollectedRollout) -> Step:
-    """Return the step of a rollout of which no conversation is known: the format wants one."""
-    error = rollout.error
-    why = f"{error.type}: {error.message}" if error else f"{rollout.status}, without a result"
-    return {"source": "system", "message": why}
 
 
 class Conversation:

@@ -73,7 +73,13 @@ async def _log_of(runs: Runs) -> EvalLog:
     model = _model_of(policy)
     arguments = _task_arguments(settings)
     attempts = itertools.chain(runs.rollouts(), runs.failures())
-    rollouts = sorted((attempt.rollout() for attempt in attempts), key=_order)
+    rollouts = sorted(
+        (attempt.rollout() for attempt in attempts),
+        key=lambda each: (
+            *(each.environment, each.task, each.occurrence, each.repeat),
+            -1 if each.seed is None else each.seed,
+        ),
+    )
     epochs: Counter[str] = Counter()
     samples = []
     for rollout in rollouts:
@@ -213,11 +219,6 @@ def _usage(model: str, calls: Iterable[ModelCall]) -> dict[str, ModelUsage]:
             reasoning_tokens=sum(usage.reasoning_tokens or 0 for usage in counted) or None,
         )
     }
-
-
-def _order(rollout: CollectedRollout) -> tuple[Any, ...]:
-    seed = -1 if rollout.seed is None else rollout.seed
-    return (rollout.environment, rollout.task, rollout.occurrence, rollout.repeat, seed)
 
 
 def _sample_id(rollout: CollectedRollout) -> str:

@@ -106,13 +106,10 @@ class NeMoGymSessionFactory(ResourceSessionFactory):  # type: ignore[misc]
 
     def close(self) -> None:
         """Release the stack. No session can be used after that."""
-        self._loop.call(self._release())
-        self._loop.leave()
-
-    async def _release(self) -> None:
         if isinstance(self.policy.engine, TRLServerEngine):
-            await self.policy.engine.close()
-        await self._runner.close()
+            self._loop.call(self.policy.engine.close())
+        self._loop.call(self._runner.close())
+        self._loop.leave()
 
     async def _run(
         self, environment: str, row: Mapping[str, Any], conversation: TokenConversation

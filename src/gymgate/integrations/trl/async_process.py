@@ -103,7 +103,10 @@ def process_main(settings: bytes, channels: Channels) -> None:
         asyncio.run(_run_until_stopped(pickle.loads(settings), channels))
     except BaseException as error:
         traceback.print_exc()
-        _report(error, channels)
+        if not isinstance(error, GymgateError):
+            error = StackLostError(f"the rollout process failed: {described(error)}")
+        channels.failure.put(error.to_wire())
+        channels.failed.set()
     finally:
         for unread in (channels.samples, channels.metrics, channels.delivered):
             unread.cancel_join_thread()
@@ -115,13 +118,6 @@ def _end_with_trainer() -> None:
         parent.join()
         time.sleep(SHUTDOWN_S)
         os._exit(1)
-
-
-def _report(error: BaseException, channels: Channels) -> None:
-    if not isinstance(error, GymgateError):
-        error = StackLostError(f"the rollout process failed: {described(error)}")
-    channels.failure.put(error.to_wire())
-    channels.failed.set()
 
 
 async def _run_until_stopped(settings: ProcessSettings, channels: Channels) -> None:
@@ -189,8 +185,12 @@ class Producer:
         record = self.spec.train_dataset[position % len(self.spec.train_dataset)]
         environment, row = self.spec.row(record["prompt"])
         version = self._version()
-        pending = (self._rollout(environment, row, policy) for _ in range(self.settings.group_size))
-        rollouts = await asyncio.gather(*pending)
+
+        async def run() -> SampledRollout:
+            async with self._rollout_limit:
+                return await self.runner.run(environment, row, policy.conversation())
+
+        rollouts = await asyncio.gather(*(run() for _ in range(self.settings.group_size)))
         self.guard.check([sampled.rollout.error for sampled in rollouts])
         samples = to_samples(
             rollouts,
@@ -211,10 +211,6 @@ class Producer:
             self.channels.delivered.put((group_id, len(samples)))
         await asyncio.sleep(self.guard.pause_s)  # with its place kept, so that no group starts instead
         self._group_limit.release()
-
-    async def _rollout(self, environment: str, row: Mapping[str, Any], policy: TokenPolicy) -> SampledRollout:
-        async with self._rollout_limit:
-            return await self.runner.run(environment, row, policy.conversation())
 
     async def _deliver(self, sample: Any) -> None:
         """Put a sample into the queue; wait while that is full."""

@@ -8,7 +8,7 @@ import queue
 import time
 from typing import TYPE_CHECKING, Any
 
-from gymgate.core.errors import ConfigError, GymgateError, StackLostError, from_wire
+from gymgate.core.errors import ConfigError, StackLostError, from_wire
 from gymgate.integrations.trl.async_process import Channels, ProcessSettings, process_main
 from gymgate.integrations.trl.policy import tokenizer_of, trainer_sampling
 
@@ -98,7 +98,10 @@ class RolloutWorker:
     def check_health(self, stale_after_s: float) -> None:
         """Raise the error that ended the process; `StackLostError` if it died, or did not report for `stale_after_s`."""
         if self._channels.failed.is_set():
-            raise self._failure()
+            try:
+                raise from_wire(self._channels.failure.get(timeout=1.0))
+            except queue.Empty:
+                raise StackLostError("the rollout process failed; see its standard error") from None
         if self._process is None:
             return
         if (code := self._process.exitcode) is not None:
@@ -109,12 +112,6 @@ class RolloutWorker:
             raise StackLostError(
                 f"the rollout process has not reported for {silent_s:.0f} s; see its standard error"
             )
-
-    def _failure(self) -> GymgateError:
-        try:
-            return from_wire(self._channels.failure.get(timeout=1.0))
-        except queue.Empty:
-            return StackLostError("the rollout process failed; see its standard error")
 
     def _settings(self) -> ProcessSettings:
         args = self._args

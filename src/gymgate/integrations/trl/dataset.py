@@ -18,7 +18,6 @@ from gymgate.core import codec
 from gymgate.core.config import EnvironmentConfig, StackConfig
 from gymgate.core.errors import ConfigError, DataError, GymgateError, MissingExtraError
 from gymgate.core.extras import install_command
-from gymgate.gym.catalog import Environment
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import open_catalog
 from gymgate.integrations.training.rows import WeightedSource, checked_weight, prompt_messages
@@ -59,16 +58,11 @@ def open_sources(
         if path is None:
             raise ConfigError(f"data has no rows for environment {name!r}; it has {', '.join(sorted(data))}")
         rows = open_rows(path, environment=environment)
-        agents = _agents(environment, spec) if name in configured else None
+        agents = None  # overrides may change them
+        if name in configured and not spec.overrides:
+            agents = frozenset(agent.name for agent in environment.config(spec.config).agents)
         sources.append(WeightedSource(known_as, rows, weight, agents))
     return sources
-
-
-def _agents(environment: Environment, config: EnvironmentConfig) -> frozenset[str] | None:
-    """Return the agents that the stack starts for an environment; `None` if overrides may change them."""
-    if config.overrides:
-        return None
-    return frozenset(agent.name for agent in environment.config(config.config).agents)
 
 
 def make_dataset(rows: Iterable[tuple[str, Row]], name: str) -> Dataset:

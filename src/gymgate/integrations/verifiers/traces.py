@@ -73,6 +73,9 @@ def trace_of(rollout: CollectedRollout) -> WireTrace:
     """Return the conversation as one branch, with rewards, metrics and result as the harness leaves them."""
     nodes = list(_nodes(rollout))
     result = outcome_of(rollout, score_truncated=True)  # verifiers' trainers decide on truncated ones
+    whole = _span(rollout, 0.0, rollout.timing.total_s)
+    agent = AgentSpan(start=whole.start, end=whole.end)
+    agent.model.duration = rollout.timing.model_s
     trace = WireTrace(
         id=rollout.id,
         task=_task(rollout, [node.message for node in nodes if not node.sampled][:1]),
@@ -83,7 +86,7 @@ def trace_of(rollout: CollectedRollout) -> WireTrace:
         is_completed=True,
         ok=result.reason != "failed",
         stop_condition="max_turns" if rollout.status == "truncated" else "agent_completed",
-        timing=_timing(rollout),
+        timing=Timing(start=whole.start, agent=agent),
     )
     trace.info[INFO_KEY] = rollout.model_dump(mode="json", exclude={"calls"}, exclude_none=True)
     parts = rollout.reward_parts if result.counted else {}
@@ -142,13 +145,6 @@ def _calls(rollout: CollectedRollout, nodes: list[MessageNode]) -> list[ModelCal
         )
         for call, node in zip(rollout.policy_calls, sampled, strict=True)
     ]
-
-
-def _timing(rollout: CollectedRollout) -> Timing:
-    whole = _span(rollout, 0.0, rollout.timing.total_s)
-    agent = AgentSpan(start=whole.start, end=whole.end)
-    agent.model.duration = rollout.timing.model_s
-    return Timing(start=whole.start, agent=agent)
 
 
 def _span(rollout: CollectedRollout, start_s: float, seconds: float) -> TimeSpan:

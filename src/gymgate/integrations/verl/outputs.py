@@ -41,7 +41,9 @@ def to_outputs(
             "extra_fields": {
                 "reward_extra_info": dict(extra),
                 **{name: [] for name in _EMPTY_LISTS},
-                **_versions(segment),
+                **dict(
+                    zip(("min_global_steps", "max_global_steps"), segment.policy_version or (), strict=False)
+                ),
             },
         }
         for segment in sampled.segments
@@ -56,12 +58,6 @@ def reward_extra_info(sampled: SampledRollout) -> dict[str, float]:
         for name, value in metrics.items()
         if name not in _NOT_FOR_VALIDATION and not name.startswith("reward/")
     }
-
-
-def _versions(segment: Segment) -> dict[str, int]:
-    if segment.policy_version is None:
-        return {}
-    return dict(zip(("min_global_steps", "max_global_steps"), segment.policy_version, strict=True))
 
 
 def fitting(segments: Sequence[Segment], prompt_length: int, response_length: int) -> Segment | None:

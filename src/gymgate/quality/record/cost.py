@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from gymgate.gateway.replay.conversation import Item
 from gymgate.gym.inside.forkserver import descendants, proportional_bytes
 from gymgate.quality.record.context import MeasurementContext, ReplayCase
 from gymgate.quality.record.deterministic import JUDGED
@@ -30,28 +29,28 @@ async def measure(context: MeasurementContext) -> Cost:
     rest = await asyncio.to_thread(_megabytes, pids)
     ready = Cost(ready_s=round(context.ready_s, 2), rest_mb=rest)
     alone = await _alone(context, context.replays)
-    verifying = sorted(filter(None, (_verification_ms(rollout) for rollout in alone)))
+    verifying = sorted(
+        (rollout.timing.total_s - max(map(_ended, rollout.policy_calls))) * 1000
+        for rollout in alone
+        if rollout.error is None and rollout.policy_calls
+    )
     tools = [ms for rollout in alone for ms in _tool_calls_ms(rollout)]
     missing = {}
     if not verifying:
         missing["verification_ms"] = "no rollout ended with a reward"
     if not tools:
         missing["tool_call_ms"] = "no rollout calls a tool"
-    times = {
-        "verification_ms": round(statistics.median(verifying), 2) if verifying else None,
-        "verification_p99_ms": round(verifying[math.ceil(0.99 * len(verifying)) - 1], 2)
-        if verifying
-        else None,
-        "verifications": len(verifying),
-        "tool_call_ms": round(statistics.median(tools), 2) if tools else None,
-        "tool_calls": len(tools),
-    }
-    together: dict[str, float] = {}
+    times: dict[str, float] = {"verifications": len(verifying), "tool_calls": len(tools)}
+    if verifying:
+        times["verification_ms"] = round(statistics.median(verifying), 2)
+        times["verification_p99_ms"] = round(verifying[math.ceil(0.99 * len(verifying)) - 1], 2)
+    if tools:
+        times["tool_call_ms"] = round(statistics.median(tools), 2)
     if context.has_recorded_judge:
         missing |= {"busy_mb": JUDGED, "rollouts_per_core_s": JUDGED}
     else:
-        together = await _together(context, context.replays, pids)
-    return ready.model_copy(update={**times, **together, "missing": missing})
+        times |= await _together(context, context.replays, pids)
+    return ready.model_copy(update={**times, "missing": missing})
 
 
 async def _alone(context: MeasurementContext, replays: Sequence[ReplayCase]) -> list[Rollout]:
@@ -86,24 +85,13 @@ async def _together(
     return found
 
 
-def _verification_ms(rollout: Rollout) -> float | None:
-    if rollout.error is not None or not rollout.policy_calls:
-        return None
-    return (rollout.timing.total_s - max(map(_ended, rollout.policy_calls))) * 1000
-
-
 def _tool_calls_ms(rollout: Rollout) -> Iterator[float]:
     """Milliseconds for each of its tool calls."""
     calls = rollout.policy_calls
     for call, following in pairwise(calls):
-        if count := _tools_called(call):
+        answer = call.upstream_response or call.response or {}
+        if count := sum(item.get("type") == "function_call" for item in answer.get("output") or []):
             yield from [(following.started_s - _ended(call)) * 1000 / count] * count
-
-
-def _tools_called(call: ModelCall) -> int:
-    answer = call.upstream_response or call.response or {}
-    items: list[Item] = answer.get("output") or []
-    return sum(item.get("type") == "function_call" for item in items)
 
 
 def _ended(call: ModelCall) -> float:

@@ -105,15 +105,19 @@ def measure(files: Sequence[DataFile], datasets: Iterable[Dataset] = ()) -> Data
 
     if not any(lines.values()):
         missing = dict.fromkeys(("duplicates", "answers_in_prompt", "shared"), "it has no packaged rows")
-    elif tasks := [rows for rows in lines.values() if not _holds_no_task(rows)]:
+    elif tasks := [
+        rows
+        for rows in lines.values()
+        if not all(line.is_start for line in rows) or len({line.key for line in rows}) != 1
+    ]:
         groups = [group for rows in tasks for group in _equal(rows)]
         duplicates = sum(len(group) - 1 for group in groups)
     else:
         missing["duplicates"] = NO_TASK
 
-    answered = _without_labels(
-        [line.answered for rows in lines.values() for line in rows if line.answered is not None]
-    )
+    answered = [line.answered for rows in lines.values() for line in rows if line.answered is not None]
+    prompts = Counter(answer for answer, _ in {(row.answer, row.prompt) for row in answered})
+    answered = [row for row in answered if prompts[row.answer] == 1]  # the others are labels
     if len({each.prompt for each in answered}) > 1:
         told = _telling_their_answer(answered)
         answers_in_prompt = len(told)
@@ -163,17 +167,10 @@ def _lines(file: DataFile) -> Iterator[_Line]:
             except ValueError:
                 continue
             if isinstance(row, dict):
-                yield _read(f"{file.name}:{number}", row)
-
-
-def _read(name: str, row: RowData) -> _Line:
-    fields = {key for key in row if not key.startswith("_ng_")}
-    task = {key: value for key, value in row.items() if key != "agent_ref"}
-    return _Line(name, row_key(row), row_key(task), fields <= _START, _answered(name, row))
-
-
-def _holds_no_task(lines: Sequence[_Line]) -> bool:
-    return all(line.is_start for line in lines) and len({line.key for line in lines}) == 1
+                name = f"{file.name}:{number}"
+                fields = {key for key in row if not key.startswith("_ng_")}
+                task = {key: value for key, value in row.items() if key != "agent_ref"}
+                yield _Line(name, row_key(row), row_key(task), fields <= _START, _answered(name, row))
 
 
 def _equal(lines: Sequence[_Line]) -> list[tuple[str, ...]]:
@@ -198,7 +195,10 @@ def _answered(name: str, row: RowData) -> _Answered | None:
     value = found.value if found is not None else None
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
-    if not isinstance(value, str) or not _can_be_looked_for(answer := _normal(value)):
+    if not isinstance(value, str):
+        return None
+    answer = _normal(value)
+    if answer in _JUDGEMENTS or sum(map(str.isalpha, answer)) < _LETTERS:
         return None
     try:
         blocks = blocks_of(items_of(row["responses_create_params"]))
@@ -218,16 +218,6 @@ def _answered(name: str, row: RowData) -> _Answered | None:
 def _normal(text: str) -> str:
     """The text in small letters, with one space or newline where there are several."""
     return "\n".join(" ".join(line.split()) for line in text.casefold().splitlines() if line.strip())
-
-
-def _can_be_looked_for(answer: str) -> bool:
-    return answer not in _JUDGEMENTS and sum(map(str.isalpha, answer)) >= _LETTERS
-
-
-def _without_labels(answered: Sequence[_Answered]) -> list[_Answered]:
-    """Those whose answer no row with another prompt has."""
-    prompts = Counter(answer for answer, _ in {(row.answer, row.prompt) for row in answered})
-    return [row for row in answered if prompts[row.answer] == 1]
 
 
 def _telling_their_answer(answered: Sequence[_Answered]) -> list[str]:

@@ -302,18 +302,18 @@ class _Runs:
 
 
 def _why_unanswered(context: MeasurementContext) -> OracleReason:
-    fields = {*context.rows[0], *_inside(context.rows[0])} if context.rows else set()
+    rows = [
+        each
+        for row in context.rows[:1]
+        for each in (row, *map(row.get, NESTED_FIELDS))
+        if isinstance(each, dict)
+    ]
+    fields = {name for row in rows for name in row}
     if fields & _PROGRAMS:
         return "answer is a program or patch"
     if fields & _JUDGED or context.config.judges:
         return "needs a judge"
     return "no answer in the rows"
-
-
-def _inside(row: RowData) -> Iterator[str]:
-    for name in NESTED_FIELDS:
-        if isinstance(held := row.get(name), dict):
-            yield from held
 
 
 def _other(own: Mapping[str, Answer], others: Sequence[Mapping[str, Answer]]) -> Mapping[str, Answer] | None:

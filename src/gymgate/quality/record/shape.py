@@ -6,7 +6,6 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from gymgate.gateway.replay.recording import Recording
 from gymgate.quality.record.context import MeasurementContext
 from gymgate.quality.record.schema import Shape
 
@@ -18,7 +17,11 @@ async def measure(context: MeasurementContext) -> Shape:
     recordings = [row.recording for row in context.recorded]
     turns = [len(recording.steps) for recording in recordings if recording.steps]
     calls = [recording.tool_calls for recording in recordings if recording.steps]
-    tokens = {name: _tokens(recordings, name) for name in ("input_tokens", "output_tokens")}
+    usages = [usage for each in recordings if isinstance(usage := each.response.get("usage"), dict)]
+    tokens = {
+        name: [usage[name] for usage in usages if isinstance(usage.get(name), int)]
+        for name in ("input_tokens", "output_tokens")
+    }
     rewards = [recording.reward for recording in recordings if recording.reward is not None]
     missing: dict[str, str] = {}
     if not turns:
@@ -41,11 +44,6 @@ async def measure(context: MeasurementContext) -> Shape:
         reward_deviation=round(statistics.stdev(rewards), 6) if len(rewards) > 1 else None,
         missing=missing,
     )
-
-
-def _tokens(recordings: Sequence[Recording], name: str) -> list[int]:
-    usages = (recording.response.get("usage") for recording in recordings)
-    return [usage[name] for usage in usages if isinstance(usage, dict) and isinstance(usage.get(name), int)]
 
 
 def _mean(values: Sequence[float]) -> float | None:
