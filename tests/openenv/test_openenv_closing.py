@@ -24,16 +24,21 @@ class Resources:
 
     def __init__(self) -> None:
         self.resets = self.closes = 0
+        self.cookies: dict[str, str] = {}
         self.answers = asyncio.Event()
         self.answers.set()
         self.close_came = asyncio.Event()
 
     async def reset(self, request: web.Request) -> web.Response:
         self.resets += 1
-        return web.json_response({"observation": "?", "info": {"supports_explicit_close": True}})
+        answer = web.json_response({"observation": "?", "info": {"supports_explicit_close": True}})
+        answer.set_cookie("session", f"s {self.resets}")
+        answer.set_cookie("other", "o", httponly=True)
+        return answer
 
     async def close(self, request: web.Request) -> web.Response:
         self.closes += 1
+        self.cookies = dict(request.cookies)
         self.close_came.set()
         await self.answers.wait()
         return web.Response(status=500, text="no such session")
@@ -70,6 +75,7 @@ async def test_a_close_that_fails_does_not_fail_the_next_reset(resources: tuple[
     await session.reset_async()
     assert (await session.reset_async()).messages[-1]["content"] == "?"
     assert (server.resets, server.closes) == (2, 1)
+    assert server.cookies == {"session": "s 1", "other": "o"}
     session.close()
 
 
