@@ -15,9 +15,9 @@ from gymgate.gym.catalog.entries import PACKAGED_KINDS, Need
 from gymgate.gym.catalog.shipped import load
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Verdict
-from gymgate.quality.record.files import shipped_records
 from gymgate.quality.record.findings import CASE_TEXTS, Finding, FindingKind, findings
 from gymgate.quality.record.schema import ANSWERS, CASES, Section
+from gymgate.quality.record.storage import shipped_records
 
 PROMPTS = Path(__file__).parent / "prompts.json"
 SOURCE = "https://github.com/NVIDIA-NeMo/Gym/tree/v{version}/{kind}/{name}"

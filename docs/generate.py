@@ -30,7 +30,7 @@ import gymgate.core.errors
 from gymgate.cli import COMMANDS, cli
 from gymgate.cli.options import GROUPS, GroupedCommand
 from gymgate.integrations.eval_options import EvalOptions
-from gymgate.integrations.skyrl.policy import GeneratorSettings
+from gymgate.integrations.skyrl.engine import GeneratorSettings
 from gymgate.integrations.trl.spec import TRLSettings
 from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.quality import CheckResult

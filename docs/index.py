@@ -20,9 +20,9 @@ from pydantic import Field
 import gymgate
 from gymgate.core.config import Config
 from gymgate.quality import CheckResult, Verdict
-from gymgate.quality.record.files import shipped_records
 from gymgate.quality.record.findings import FindingKind, findings
 from gymgate.quality.record.schema import OracleReason
+from gymgate.quality.record.storage import shipped_records
 
 LABS = ("benchmarks.html#", "test-matrix.html#", "agreement.html#")
 """Headings of the pages on what was measured and tried."""

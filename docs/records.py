@@ -21,7 +21,7 @@ from typing import Any
 
 from environment_pages import PROMPTS
 
-import gymgate.quality.record.files as files
+import gymgate.quality.record.storage as files
 from gymgate.core.config import RuntimeConfig
 from gymgate.gateway.replay.conversation import blocks_of, items_of
 from gymgate.gym.runtime import open_catalog

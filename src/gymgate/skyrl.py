@@ -2,8 +2,8 @@
 
 try:
     from gymgate.integrations.skyrl.dataset import NeMoGymDataset
+    from gymgate.integrations.skyrl.engine import GeneratorSettings
     from gymgate.integrations.skyrl.generator import NeMoGymGenerator
-    from gymgate.integrations.skyrl.policy import GeneratorSettings
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("gymgate"):
         raise

@@ -11,7 +11,7 @@ import pytest
 
 from gymgate.core.config import RuntimeConfig
 from gymgate.gym.runtime import ensure_runtime
-from gymgate.quality.record.files import shipped_record
+from gymgate.quality.record.storage import shipped_record
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(600)]
 

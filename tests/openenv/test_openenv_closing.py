@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from gymgate.integrations.openenv import server as module
+from gymgate.integrations.openenv import env_server as module
+from gymgate.integrations.openenv.env_server import Game, NeMoGymAction, NeMoGymEnvironment
 from gymgate.integrations.openenv.episode import GymnasiumEpisode
-from gymgate.integrations.openenv.server import Game, NeMoGymAction, NeMoGymEnvironment
 from gymgate.integrations.openenv.stepwise import StepwiseEnvironment
 from gymgate.rollouts.row import make_row
 

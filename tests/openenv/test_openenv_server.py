@@ -23,7 +23,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from gymgate.integrations.openenv import server
+from gymgate.integrations.openenv import env_server
 from gymgate.integrations.openenv.episode import NOT_FOUND, ToolEpisode
 from support.upstream import Seen, upstream
 
@@ -252,8 +252,8 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(counter: str) ->
 
 @pytest.mark.parametrize("says", [["websocket.connect"], ["websocket.connect", "websocket.receive"]])
 async def test_a_silent_session_gives_up_its_place(says: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "FIRST_MESSAGE_S", 0.1)
-    monkeypatch.setattr(server, "SILENCE_S", 0.1)
+    monkeypatch.setattr(env_server, "FIRST_MESSAGE_S", 0.1)
+    monkeypatch.setattr(env_server, "SILENCE_S", 0.1)
     said = asyncio.Queue[dict[str, Any]]()
     heard: list[str] = []
 
@@ -264,5 +264,5 @@ async def test_a_silent_session_gives_up_its_place(says: list[str], monkeypatch:
     for message in says:
         said.put_nowait({"type": message})
     async with asyncio.timeout(10):
-        await server.Doorkeeper(app)({"type": "websocket", "headers": []}, said.get, said.put)
+        await env_server.Doorkeeper(app)({"type": "websocket", "headers": []}, said.get, said.put)
     assert heard == says

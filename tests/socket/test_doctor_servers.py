@@ -9,7 +9,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from gymgate.cli.doctor import command
-from gymgate.doctor.servers import ServedModel, check_servers
+from gymgate.doctor.server_checks import ServedModel, check_servers
 from support.upstream import answering, upstream
 
 MODELS = {"data": [{"id": "m", "max_model_len": 512}]}

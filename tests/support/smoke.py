@@ -19,7 +19,7 @@ PROMISES = {
         "integration/test_run_cli.py::test_bad_input_is_one_line[args0-no environment 'mcqaa']",
     ),
     "a collection that goes on after a kill": (
-        "integration/test_collect_gym.py::test_a_killed_command_goes_on_where_it_was",
+        "integration/test_runs_gym.py::test_a_killed_command_goes_on_where_it_was",
     ),
     "an interrupt or a kill leaves nothing": (
         "integration/test_run_cli.py::test_an_interrupt_says_what_was_done_and_stops_everything",
@@ -61,7 +61,7 @@ PROMISES = {
         "unit/test_trl_sources.py::test_agents_of_an_environment_with_several_configs",
     ),
     "a check by recordings": (
-        "integration/test_check_environments.py::test_recordings_are_compared_line_by_line",
+        "integration/test_quality_environments.py::test_recordings_are_compared_line_by_line",
     ),
     "any environment by name, and the machine looked at": ("integration/test_runtime_gym.py::test_doctor",),
     "from Python": ("integration/test_examples.py::test_an_example_runs[run_environment.py-completed 1.0]",),

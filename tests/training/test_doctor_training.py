@@ -14,7 +14,7 @@ pytest.importorskip("trl", reason="training tests need trl: see docs/training.md
 from click.testing import CliRunner
 
 from gymgate.cli.doctor import command
-from gymgate.doctor.policy import check_two_turns
+from gymgate.doctor.sampling_checks import check_two_turns
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import HuggingFaceEngine

@@ -15,7 +15,7 @@ pytest.importorskip("trl", reason="training tests need trl: see docs/training.md
 from trl import GRPOTrainer  # noqa: E402
 
 from gymgate.core.errors import ConfigError, PolicyError  # noqa: E402
-from gymgate.integrations.trl.curriculum import FILE  # noqa: E402
+from gymgate.integrations.trl.batch_curriculum import FILE  # noqa: E402
 from gymgate.tokens import Sample  # noqa: E402
 from gymgate.tokens.engines import CallableEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402

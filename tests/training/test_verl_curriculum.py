@@ -18,7 +18,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from gymgate.core.errors import ConfigError
 from gymgate.integrations.verl.dataset import NeMoGymDataset
-from gymgate.integrations.verl.metrics import AT
+from gymgate.integrations.verl.reports import AT
 from support.verl_parts import make_config
 from support.verl_trainer import QUEUE, CPUTrainer, manager_of, running_queue
 

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gymgate.core.errors import PolicyError
 from gymgate.integrations.verl.dataset import plain
-from gymgate.integrations.verl.metrics import PARTITION
+from gymgate.integrations.verl.reports import PARTITION
 from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.stack import acquire
 from gymgate.verl import NeMoGymReplayBufferAsync

@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 from gymgate.core.errors import PolicyError  # noqa: E402
-from gymgate.integrations.trl.policy import TRLServerEngine  # noqa: E402
+from gymgate.integrations.trl.engine import TRLServerEngine  # noqa: E402
 from gymgate.tokens import Sample  # noqa: E402
 from gymgate.tokens.engines import CallableEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402

@@ -15,8 +15,8 @@ import click
 import pytest
 
 from gymgate.cli import cli
-from gymgate.quality.record.files import shipped_records
 from gymgate.quality.record.findings import findings
+from gymgate.quality.record.storage import shipped_records
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "environments").glob("*.md"))

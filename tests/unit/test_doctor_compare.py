@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gymgate.core.extras import install_command
-from gymgate.doctor.compare import first_difference, retokenise
-from gymgate.doctor.versions import NEEDED, check_versions, meets
+from gymgate.doctor.packages import NEEDED, check_versions, meets
+from gymgate.doctor.retokenise import first_difference, retokenise
 from gymgate.tokens import TokenTurn
 
 TEXTS = {1: "a", 2: "b", 3: "ab"}

@@ -18,8 +18,8 @@ from gymgate.core.errors import EnvironmentServerError, TokenDataError
 from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics
 from gymgate.integrations.trl import batch as batch_module
 from gymgate.integrations.trl.batch import group_metrics, nemo_gym_reward, to_batch, to_samples
-from gymgate.integrations.verl.metrics import log_entries, why_untrained
 from gymgate.integrations.verl.outputs import reward_extra_info
+from gymgate.integrations.verl.reports import log_entries, why_untrained
 from gymgate.results.export import export_dataset
 from gymgate.results.report import write_report
 from gymgate.results.report_data import REWARD, ReportData

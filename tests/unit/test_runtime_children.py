@@ -24,7 +24,7 @@ from gymgate.gym.runtime import npm as npm_programs
 from gymgate.gym.runtime import uv as uv_program
 from gymgate.gym.runtime.command import CommandError
 from gymgate.gym.runtime.uv import UvFailedError, run_uv
-from gymgate.quality import CheckRequest, processes
+from gymgate.quality import CheckRequest, parallel
 from gymgate.stack import connect, launch, leases
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.launch import DaemonAddress
@@ -86,7 +86,7 @@ def check(program: Path) -> None:
     request = CheckRequest.model_validate(
         {"environments": "x", "models": {"judge": judge}, "env_vars": ["TAVILY_API_KEY"]}
     )
-    asyncio.run(processes.check_in_process(request, lambda request, message: None))
+    asyncio.run(parallel.check_in_process(request, lambda request, message: None))
 
 
 def gpus(program: Path) -> None:

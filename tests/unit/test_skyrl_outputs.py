@@ -14,13 +14,13 @@ import pytest
 
 from gymgate.core.errors import ConfigError, TokenDataError
 from gymgate.integrations.skyrl.dataset import NeMoGymDataset
-from gymgate.integrations.skyrl.outputs import Row, log_entries, reward_of, to_output, to_rows
-from gymgate.integrations.skyrl.policy import (
+from gymgate.integrations.skyrl.engine import (
     GeneratorSettings,
     InferenceServersEngine,
     check_config,
     pinned_sampling,
 )
+from gymgate.integrations.skyrl.outputs import Row, log_entries, reward_of, to_output, to_rows
 from gymgate.integrations.training.rollouts import SampledRollout, rollout_metrics
 from gymgate.rollouts import Rollout, RolloutError, Timing
 from gymgate.tokens import TokenTurn, assemble, prefix_misses

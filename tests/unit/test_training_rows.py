@@ -10,7 +10,7 @@ import pytest
 
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
-from gymgate.integrations.training.rows import (
+from gymgate.integrations.training.sources import (
     WeightedSource,
     blended,
     checked_weight,

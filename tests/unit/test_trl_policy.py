@@ -12,7 +12,7 @@ import pytest
 
 from gymgate.core.config import RolloutLimits
 from gymgate.core.errors import ConfigError, PolicyError
-from gymgate.integrations.trl.policy import (
+from gymgate.integrations.trl.engine import (
     TRLServerEngine,
     check_timeout,
     model_engine,
@@ -127,7 +127,7 @@ def test_a_thing_is_itself_or_made() -> None:
 
 async def test_a_rollout_is_seeded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM samples seeded requests one by one."""
-    monkeypatch.setattr("gymgate.integrations.trl.policy.MAX_SEEDED_SESSIONS", 2)
+    monkeypatch.setattr("gymgate.integrations.trl.engine.MAX_SEEDED_SESSIONS", 2)
     engine, asked = TRLServerEngine("http://127.0.0.1:9", "m", lambda: 4), []
 
     def server(prompt_ids: list[int], sampling: dict[str, Any]) -> Sample:

@@ -8,7 +8,7 @@ import pytest
 
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.integrations.training.rows import WeightedSource, in_turn, read_rows
+from gymgate.integrations.training.sources import WeightedSource, in_turn, read_rows
 from gymgate.integrations.trl.dataset import open_sources, weights_of
 from gymgate.rollouts.row import make_row
 

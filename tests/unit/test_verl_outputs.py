@@ -9,8 +9,8 @@ import pytest
 from gymgate.core.errors import DataError, PolicyError, TokenDataError
 from gymgate.integrations.training.rollouts import SampledRollout, environment_of, rollout_metrics
 from gymgate.integrations.training.spec import weighted_reward
-from gymgate.integrations.verl.metrics import log_entries, most_frequent, why_untrained
 from gymgate.integrations.verl.outputs import fitting, reward_extra_info, to_outputs
+from gymgate.integrations.verl.reports import log_entries, most_frequent, why_untrained
 from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.rollouts import Rollout, RolloutError, Segment
 from gymgate.stack import AgentInfo

@@ -42,6 +42,7 @@ from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, 
 from gymgate.core.errors import ConfigError, GymgateError
 from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
 from gymgate.gym.runtime import open_catalog
+from gymgate.quality.diagnosis import refuse_sandbox
 from gymgate.quality.model import (
     WITHOUT_RECORDINGS,
     CheckRequest,
@@ -49,7 +50,6 @@ from gymgate.quality.model import (
     SectionName,
     Thresholds,
 )
-from gymgate.quality.needs import refuse_sandbox
 from gymgate.runs.policies import ask_judges, asked_endpoint
 
 _SHOWN_ROWS = 5
@@ -293,7 +293,7 @@ def _check(
     Return them all, and the error of the first environment that could not be checked.
     """
     from gymgate.quality import check_all
-    from gymgate.quality.record.files import finished_records, record_path, records_to_extend, save_record
+    from gymgate.quality.record.storage import finished_records, record_path, records_to_extend, save_record
 
     kept = finished_records(requests, records) if records is not None else {}
     if kept:
@@ -343,8 +343,8 @@ def _read_rows(
     requests: Sequence[CheckRequest], records: Path | None, rows_files: Sequence[Path], shown: _Shown
 ) -> list[CheckResult]:
     """Show what each environment's rows show, and add it to its record in `records`; return the records."""
-    from gymgate.quality.record.files import load_record, record_path, save_record
     from gymgate.quality.record.findings import row_findings
+    from gymgate.quality.record.storage import load_record, record_path, save_record
     from gymgate.quality.rows_only import read_rows
 
     def show(result: CheckResult) -> None:

@@ -87,7 +87,7 @@ def _export(runs: Runs, form: str, output: Path) -> int:
 
     if form == "inspect":
         require("inspect")
-        from gymgate.integrations.inspect.logs import export_log
+        from gymgate.integrations.inspect.eval_log import export_log
 
         return export_log(runs, output)
     require("nemogym")

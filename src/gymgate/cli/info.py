@@ -106,7 +106,7 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
     catalog = open_catalog(gym, progress=log)
     found = catalog.look_up(environment, config_names)
     config = found.config(config_names or None)
-    from gymgate.quality.record.files import shipped_record
+    from gymgate.quality.record.storage import shipped_record
 
     record = shipped_record(found.kind, found.name, catalog.version)
     if as_json:

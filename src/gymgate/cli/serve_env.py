@@ -80,7 +80,7 @@ def command(
         def ready() -> None:
             echo(f"http://{url_address(listener)}")
 
-        from gymgate.integrations.openenv.server import serve  # seconds, for what OpenEnv imports
+        from gymgate.integrations.openenv.env_server import serve  # seconds, for what OpenEnv imports
 
         serve_interruptibly(
             serve(

@@ -9,10 +9,10 @@ from typing import Any
 from gymgate.core.config import Config, HTTPEndpoint, JudgeEndpoint, StackConfig
 from gymgate.core.errors import DataError, GymgateError
 from gymgate.doctor import Finding
-from gymgate.doctor.policy import check_chat_template, check_greedy, check_two_turns, load_policy
-from gymgate.doctor.rollouts import check_rollout
-from gymgate.doctor.servers import ServedModel, check_servers, server_root
-from gymgate.doctor.versions import Trainer, check_versions
+from gymgate.doctor.packages import Trainer, check_versions
+from gymgate.doctor.rollout_checks import check_rollout
+from gymgate.doctor.sampling_checks import check_chat_template, check_greedy, check_two_turns, load_policy
+from gymgate.doctor.server_checks import ServedModel, check_servers, server_root
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import ensure_runtime, find_runtime

@@ -25,7 +25,9 @@ EXCLUDED_BY = {"inspect": "openai below 3", "openenv": "mcp 2"}
 def require(extra: Literal["nemogym", "inspect", "openenv"]) -> None:
     """Raise `MissingExtraError`, one line with the install command, unless the packages of an extra are new enough."""
     install = f"run: {install_command(extra)}"
+    needed_by = "gymgate"
     if extra in EXCLUDED_BY:
+        needed_by = f"gymgate.{extra}"
         install += f", in an environment without verifiers, which needs {EXCLUDED_BY[extra]}"
     for name, oldest in OLDEST[extra].items():
         try:
@@ -34,5 +36,5 @@ def require(extra: Literal["nemogym", "inspect", "openenv"]) -> None:
             raise MissingExtraError(f"{name} is not installed; {install}") from None
         if Version(found) < Version(f"{oldest}.dev0"):
             raise MissingExtraError(
-                f"{name} {found} is installed, but gymgate needs {oldest} or later; {install}"
+                f"{name} {found} is installed, but {needed_by} needs {oldest} or later; {install}"
             )

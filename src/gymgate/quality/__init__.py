@@ -7,7 +7,7 @@ loads 27 GB still gets a verdict.
 """
 
 from gymgate.quality.model import CheckRequest, CheckResult, RowResult, Verdict
-from gymgate.quality.processes import check_all
+from gymgate.quality.parallel import check_all
 
 __all__ = [
     "CheckRequest",

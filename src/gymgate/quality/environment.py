@@ -18,17 +18,17 @@ from gymgate.gym.catalog import Catalog, EnvConfig, Environment
 from gymgate.gym.inside.processes import PR_SET_PDEATHSIG, prctl
 from gymgate.gym.runtime import ensure_runtime
 from gymgate.gym.runtime.command import Progress
-from gymgate.quality.answers import RecordedJudge, serve_judge
+from gymgate.quality.diagnosis import start_diagnosis
 from gymgate.quality.known import replay_settings
 from gymgate.quality.model import CheckRequest, CheckResult, Diagnosis
-from gymgate.quality.needs import start_diagnosis
-from gymgate.quality.record import data
+from gymgate.quality.record import row_quality
 from gymgate.quality.record.context import MeasurementContext
 from gymgate.quality.record.measure import measure_all
 from gymgate.quality.record.schema import NOT_HERE, Oracle
+from gymgate.quality.recorded_models import RecordedJudge, serve_judge
 from gymgate.quality.recordings import RecordedRow, config_for, packaged_rows, read_recordings, with_own_data
 from gymgate.quality.replay import Replayer, ServerLogs
-from gymgate.quality.summary import summarize
+from gymgate.quality.verdict import summarize
 from gymgate.stack import acquire
 
 _OWN_FAULTS = ("package", "file")
@@ -51,7 +51,7 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
         broken=tuple(broken),
     )
     if request.measure:
-        rows = await asyncio.to_thread(data.of_environment, environment, request.environment.config)
+        rows = await asyncio.to_thread(row_quality.of_environment, environment, request.environment.config)
         check = check.model_copy(update={"data": rows})
     if lacking := _lacking(environment, recorded, broken):
         is_fetched = environment.kind != "config" and lacking.startswith("no data") and not broken

@@ -11,7 +11,7 @@ import yaml
 
 from gymgate.gym.catalog import EnvConfig
 from gymgate.gym.inside.resolve import walk
-from gymgate.quality.answers import RecordedJudge
+from gymgate.quality.recorded_models import RecordedJudge
 from gymgate.quality.recordings import RowData
 from gymgate.rollouts import Rollout, outcome_of
 from gymgate.stack import Policy

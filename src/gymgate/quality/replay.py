@@ -13,7 +13,7 @@ from gymgate.core.errors import GymgateError, PolicyNeverAskedError, UnknownConv
 from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.recording import Recording
 from gymgate.gym.catalog import EnvConfig, Environment
-from gymgate.quality.answers import OrderedPolicy, RecordedJudge, RecordedPolicy
+from gymgate.quality.diagnosis import MissingNeed, missing_fields, missing_in
 from gymgate.quality.known import known
 from gymgate.quality.model import (
     NO_JUDGE,
@@ -23,8 +23,8 @@ from gymgate.quality.model import (
     RowResult,
     same_reward,
 )
-from gymgate.quality.needs import MissingNeed, missing_fields, missing_in
 from gymgate.quality.probe import RewardProbe
+from gymgate.quality.recorded_models import OrderedPolicy, RecordedJudge, RecordedPolicy
 from gymgate.quality.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.quality.tracebacks import last_traceback
 from gymgate.rollouts import Rollout, RolloutError

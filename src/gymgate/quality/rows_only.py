@@ -11,8 +11,8 @@ from pathlib import Path
 from gymgate.gym.catalog import Catalog, DataFile
 from gymgate.gym.catalog.entries import kind_of_file
 from gymgate.quality.model import CheckRequest, CheckResult
-from gymgate.quality.record import data
-from gymgate.quality.record.files import shipped_record
+from gymgate.quality.record import row_quality
+from gymgate.quality.record.storage import shipped_record
 from gymgate.quality.recordings import with_own_data
 
 
@@ -33,7 +33,7 @@ def read_rows(
             DataFile(name, path, kind_of_file(path)) for name, path in zip(names, files, strict=True)
         )
         environment = dataclasses.replace(environment, data=read)
-    section = data.of_environment(environment, request.environment.config)
+    section = row_quality.of_environment(environment, request.environment.config)
     known = record or shipped_record(environment.kind, environment.name, catalog.version)
     if known is not None:
         return known.model_copy(update={"data": section})

@@ -15,9 +15,9 @@ from gymgate.core.config import validation_message
 from gymgate.core.errors import ConfigError, printable
 from gymgate.gym.open_needs import require_needs
 from gymgate.integrations.eval_options import DEFAULT_DATA, DEFAULT_ENVIRONMENT, EvalOptions
+from gymgate.integrations.eval_rows import EvalRow, eval_rows, json_safe
 from gymgate.integrations.inspect.scorer import reward
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
-from gymgate.integrations.rows import EvalRow, eval_rows, json_safe
 from gymgate.rollouts.row import input_items
 from gymgate.rollouts.transcript import transcript
 from gymgate.stack.sync import run_apart

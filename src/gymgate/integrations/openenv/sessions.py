@@ -19,11 +19,11 @@ from openenv.core.harness import (
 )
 
 from gymgate.core.errors import ConfigError, GymgateError, TokenDataError
-from gymgate.integrations.openenv.tools import tools_of
+from gymgate.integrations.openenv.row_tools import tools_of
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
-from gymgate.integrations.training.rows import prompt_messages
+from gymgate.integrations.training.sources import prompt_messages
 from gymgate.integrations.training.spec import weighted_reward
-from gymgate.integrations.trl.policy import TRLServerEngine, server_policy
+from gymgate.integrations.trl.engine import TRLServerEngine, server_policy
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.rollouts import outcome_of
 from gymgate.stack.sync import LoopThread

@@ -7,7 +7,7 @@ from typing import Any
 
 from gymgate.core import codec
 from gymgate.core.config import RuntimeConfig
-from gymgate.integrations.training.rows import ENVIRONMENT, ROW, Draws, open_sources, prompt_messages
+from gymgate.integrations.training.sources import ENVIRONMENT, ROW, Draws, open_sources, prompt_messages
 
 
 class NeMoGymDataset:

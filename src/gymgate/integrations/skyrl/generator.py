@@ -13,16 +13,16 @@ from skyrl.train.generators.utils import build_vllm_cache_salt, get_rollout_metr
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError
 from gymgate.core.task_groups import task_group
-from gymgate.integrations.skyrl.outputs import Row, log_entries, reward_of, to_output, to_rows
-from gymgate.integrations.skyrl.policy import (
+from gymgate.integrations.skyrl.engine import (
     GeneratorSettings,
     InferenceClient,
     InferenceServersEngine,
     check_config,
     pinned_sampling,
 )
+from gymgate.integrations.skyrl.outputs import Row, log_entries, reward_of, to_output, to_rows
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
-from gymgate.integrations.training.rows import ENVIRONMENT, ROW
+from gymgate.integrations.training.sources import ENVIRONMENT, ROW
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 

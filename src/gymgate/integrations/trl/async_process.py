@@ -23,7 +23,7 @@ from gymgate.core.errors import ConfigError, GymgateError, StackLostError, descr
 from gymgate.core.task_groups import task_group
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.trl.batch import group_metrics, sample_class, to_samples
-from gymgate.integrations.trl.policy import TRLServerEngine, server_policy
+from gymgate.integrations.trl.engine import TRLServerEngine, server_policy
 from gymgate.tokens import Engine, TokenPolicy
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymgate.core.errors import ConfigError, StackLostError, from_wire
 from gymgate.integrations.trl.async_process import Channels, ProcessSettings, process_main
-from gymgate.integrations.trl.policy import tokenizer_of, trainer_sampling
+from gymgate.integrations.trl.engine import tokenizer_of, trainer_sampling
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

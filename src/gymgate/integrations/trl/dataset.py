@@ -20,7 +20,7 @@ from gymgate.core.errors import ConfigError, DataError, GymgateError, MissingExt
 from gymgate.core.extras import install_command
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import open_catalog
-from gymgate.integrations.training.rows import WeightedSource, checked_weight, prompt_messages
+from gymgate.integrations.training.sources import WeightedSource, checked_weight, prompt_messages
 from gymgate.rollouts import Row
 
 if TYPE_CHECKING:

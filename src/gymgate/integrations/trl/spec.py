@@ -18,11 +18,11 @@ from gymgate.core.errors import ConfigError
 from gymgate.core.task_groups import task_group
 from gymgate.integrations.training.curriculum import CurriculumConfig
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
-from gymgate.integrations.training.rows import blended, in_turn, read_rows
+from gymgate.integrations.training.sources import blended, in_turn, read_rows
 from gymgate.integrations.training.spec import TrainingSpec
 from gymgate.integrations.trl.batch import RewardPart, SegmentChoice, check_weights, nemo_gym_reward, to_batch
 from gymgate.integrations.trl.dataset import locate, make_dataset, open_sources, weights_of
-from gymgate.integrations.trl.policy import (
+from gymgate.integrations.trl.engine import (
     EngineSource,
     RendererSource,
     TRLServerEngine,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from gymgate.integrations.trl.async_worker import RolloutWorker
-    from gymgate.integrations.trl.curriculum import BatchCurriculum
+    from gymgate.integrations.trl.batch_curriculum import BatchCurriculum
 
 
 class TRLSettings(TrainingSpec):
@@ -196,7 +196,7 @@ class NeMoGymSpec:
         from accelerate.utils import gather_object
 
         if trainer not in self._curricula:
-            from gymgate.integrations.trl.curriculum import BatchCurriculum
+            from gymgate.integrations.trl.batch_curriculum import BatchCurriculum
 
             sources = open_sources(self.weights, self.settings.data, self.settings.stack)
             self._curricula[trainer] = BatchCurriculum(

@@ -15,7 +15,7 @@ from gymgate.core.config import POLICY, RolloutLimits, StackConfig
 from gymgate.core.errors import GymgateError, printable
 from gymgate.gateway.dialects import translate_request
 from gymgate.integrations.eval_options import EvalOptions
-from gymgate.integrations.rows import eval_rows, json_safe
+from gymgate.integrations.eval_rows import eval_rows, json_safe
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.rollouts import ModelCall, Rollout, Row, outcome_of
 

@@ -13,8 +13,8 @@ from gymgate.core import codec
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
 from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig, Group
-from gymgate.integrations.training.rows import ENVIRONMENT, ROW, Draws, open_sources
-from gymgate.integrations.verl.metrics import AT
+from gymgate.integrations.training.sources import ENVIRONMENT, ROW, Draws, open_sources
+from gymgate.integrations.verl.reports import AT
 from gymgate.rollouts.row import input_items, row_key
 
 

@@ -12,11 +12,11 @@ from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError, DataError, GymgateError, from_wire
 from gymgate.integrations.training.rollouts import SampledRollout
-from gymgate.integrations.training.rows import ENVIRONMENT, ROW
+from gymgate.integrations.training.sources import ENVIRONMENT, ROW
 from gymgate.integrations.training.spec import REWARD, weighted_reward
 from gymgate.integrations.verl.dataset import plain
-from gymgate.integrations.verl.metrics import is_validation, report, why_untrained
 from gymgate.integrations.verl.outputs import fitting, to_outputs
+from gymgate.integrations.verl.reports import is_validation, report, why_untrained
 from gymgate.integrations.verl.worker import LoopConfig, worker_of
 from gymgate.rollouts import outcome_of
 

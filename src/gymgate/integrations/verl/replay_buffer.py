@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from gymgate.core.errors import GymgateError, from_wire
 from gymgate.integrations.training.rollouts import MAX_FAILED_BATCHES, MIN_FAILED_GROUPS
 from gymgate.integrations.verl.dataset import learn
-from gymgate.integrations.verl.metrics import PARTITION, log_entries, most_frequent
+from gymgate.integrations.verl.reports import PARTITION, log_entries, most_frequent
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from gymgate.gateway.replay.backend import make_response
 from gymgate.gateway.replay.conversation import Item
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.gym.catalog import EnvConfig, Environment
-from gymgate.quality.answers import RecordedJudge
 from gymgate.quality.model import CheckRequest, RowResult
 from gymgate.quality.probe import IGNORANT, cohort_size
+from gymgate.quality.recorded_models import RecordedJudge
 from gymgate.quality.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.quality.replay import Replayer
 from gymgate.rollouts import Rollout, outcome_of

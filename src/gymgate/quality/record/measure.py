@@ -10,7 +10,15 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gymgate.gym.runtime.command import Progress
 from gymgate.quality.model import CheckResult
-from gymgate.quality.record import cost, deterministic, failures, oracle, policy, shape, trivial
+from gymgate.quality.record import (
+    deterministic,
+    failure_cases,
+    model_rewards,
+    oracle,
+    overhead,
+    shape,
+    trivial,
+)
 from gymgate.quality.record.context import MeasurementContext, Unmeasured
 from gymgate.quality.record.schema import Section
 
@@ -20,11 +28,11 @@ Measurement = Callable[[MeasurementContext], Awaitable[Section]]
 MEASUREMENTS: Mapping[str, Measurement] = {
     "shape": shape.measure,
     "deterministic": deterministic.measure,
-    "cost": cost.measure,
+    "cost": overhead.measure,
     "trivial": trivial.measure,
     "oracle": oracle.measure,
-    "policy": policy.measure,
-    "failures": failures.measure,  # last: it may leave a server dead
+    "policy": model_rewards.measure,
+    "failures": failure_cases.measure,  # last: it may leave a server dead
 }
 """By the field of `CheckResult`, in the order in which they run."""
 

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from gymgate.core import codec
 from gymgate.core.files import replacing
 from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig, Group
-from gymgate.integrations.training.rows import WeightedSource
+from gymgate.integrations.training.sources import WeightedSource
 from gymgate.rollouts.row import row_key
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_collect_view import HOSTILE, append, command, line, make_run
+from test_results_view import HOSTILE, append, command, line, make_run
 
 from support.browser import browser
 

@@ -17,7 +17,7 @@ from gymgate.gym.inside.forkserver import descendants
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import ensure_runtime
 from gymgate.quality import CheckRequest, CheckResult, check_all
-from gymgate.quality.answers import RecordedJudge, serving
+from gymgate.quality.recorded_models import RecordedJudge, serve_judge
 from gymgate.stack import acquire
 from support.stacks import LOOPBACK, listening
 
@@ -53,7 +53,7 @@ async def test_a_model_judges_what_the_library_does_not_see() -> None:
     row = open_rows("example", environment=Catalog(runtime.site, runtime.version).find(MATH))[0].data
     judge = Judge(MATH)
     judge.asked = []
-    async with serving(judge) as endpoint:
+    async with serve_judge(judge) as endpoint:
         config = StackConfig(
             environments=(EnvironmentConfig(name=MATH, overrides=USE_JUDGE),),
             models=(("policy_model_as_judge", endpoint),),

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 from click.testing import CliRunner
-from test_collect_growing import append, failure, line
+from test_results_growing import append, failure, line
 
 from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.compare import command as compare_command

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from test_collect_aggregate import line, write_run
-from test_collect_report import tables_of
+from test_results_report import tables_of
+from test_runs_aggregate import line, write_run
 
 from gymgate.cli import cli
 from gymgate.cli.progress import state

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gymgate.doctor import Finding
-from gymgate.doctor.compare import retokenise
-from gymgate.doctor.policy import SAMPLING, RecordingEngine
+from gymgate.doctor.retokenise import retokenise
+from gymgate.doctor.sampling_checks import SAMPLING, RecordingEngine
 from gymgate.rollouts import Rollout
 from gymgate.tokens import TokenConversation, TokenPolicy, prefix_misses
 

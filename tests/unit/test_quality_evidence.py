@@ -9,7 +9,7 @@ import pytest
 
 from gymgate.core.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
 from gymgate.gym.catalog import EnvConfig, Need
-from gymgate.quality.needs import last_error_line, missing_in, start_diagnosis
+from gymgate.quality.diagnosis import last_error_line, missing_in, start_diagnosis
 from gymgate.quality.replay import ServerLogs, verification
 from gymgate.rollouts import Rollout
 

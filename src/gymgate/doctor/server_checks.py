@@ -11,7 +11,7 @@ from gymgate.core import codec
 from gymgate.core.http_client import HTTPClient, Response
 from gymgate.core.json_server import listed_models, probe
 from gymgate.doctor import Finding
-from gymgate.doctor.versions import SERVER, Trainer, meets
+from gymgate.doctor.packages import SERVER, Trainer, meets
 
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from gymgate.quality.model import Thresholds
-from gymgate.quality.record import deterministic, failures, measure, oracle
+from gymgate.quality.record import deterministic, failure_cases, measure, oracle
 from gymgate.quality.record.findings import findings, unmet_thresholds
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
@@ -31,7 +31,7 @@ async def test_an_environment_that_swallows_its_judges_failure_is_caught(
         except aiohttp.ClientError:
             return 0.0
 
-    only(monkeypatch, {"deterministic": deterministic.measure, "failures": failures.measure})
+    only(monkeypatch, {"deterministic": deterministic.measure, "failures": failure_cases.measure})
     judged = {"judge_evaluations": [{"response": {"output": message("It is Paris.")}}]}
     config = with_recordings(tmp_path, recorded("capital of France?", "Lyon", 1.0, **judged))
     check, _ = await check_on(monkeypatch, config, score, measure=True)

@@ -11,8 +11,8 @@ import pytest
 from gymgate.gym.catalog import DataFile, Dataset
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Thresholds
-from gymgate.quality.record.data import NO_TASK, SHOWN, measure, split_of
 from gymgate.quality.record.findings import findings, unmet_thresholds
+from gymgate.quality.record.row_quality import NO_TASK, SHOWN, measure, split_of
 from gymgate.quality.record.schema import Data
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gymgate.gym.catalog import Environment
+from gymgate.quality.diagnosis import missing_in
 from gymgate.quality.known import cause_of
 from gymgate.quality.model import (
     NO_JUDGE,
@@ -16,7 +17,6 @@ from gymgate.quality.model import (
     replayable,
     worst_verdict,
 )
-from gymgate.quality.needs import missing_in
 from gymgate.quality.replay import Replayer
 
 

@@ -28,10 +28,10 @@ from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput, Mod
 
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError, DataError
+from gymgate.integrations.eval_rows import row_id
 from gymgate.integrations.inspect.scorer import score_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
 from gymgate.integrations.inspect.task import conversation_of
-from gymgate.integrations.rows import row_id
 from gymgate.rollouts import ModelCall, outcome_of
 from gymgate.rollouts.row import input_items
 from gymgate.runs.aggregate import Runs

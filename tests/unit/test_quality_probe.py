@@ -12,8 +12,14 @@ import pytest
 from gymgate.core.errors import UnknownConversationError
 from gymgate.gateway.replay.recording import recorded_rollouts
 from gymgate.gym.catalog import EnvConfig
-from gymgate.quality.answers import PLAYED_IN_ORDER, PLAYED_LAST, STAND_IN, OrderedPolicy, RecordedJudge
 from gymgate.quality.probe import RewardProbe
+from gymgate.quality.recorded_models import (
+    PLAYED_IN_ORDER,
+    PLAYED_LAST,
+    STAND_IN,
+    OrderedPolicy,
+    RecordedJudge,
+)
 from gymgate.rollouts import ModelCall, Rollout
 from gymgate.stack import Policy
 

@@ -11,9 +11,9 @@ from gymgate.core import codec
 from gymgate.core.errors import GymgateError, MissingExtraError, PolicyError
 from gymgate.core.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.doctor import Finding
-from gymgate.doctor.compare import first_difference
 from gymgate.doctor.hub import hub_or_cache, no_model
-from gymgate.doctor.servers import ServedModel, server_root
+from gymgate.doctor.retokenise import first_difference
+from gymgate.doctor.server_checks import ServedModel, server_root
 from gymgate.tokens import Engine, Sample, TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import HuggingFaceEngine, VLLMCompletionsEngine

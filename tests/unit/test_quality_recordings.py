@@ -12,9 +12,9 @@ from gymgate.core.errors import UnknownConversationError
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
 from gymgate.gym.inside.resolve import ServerInstance, dataset_lists, undefined_models
 from gymgate.quality import CheckRequest, RowResult, known
-from gymgate.quality.answers import RecordedJudge, RecordedPolicy, recorded_answers, texts_at
 from gymgate.quality.model import replayable, same_reward, worst_verdict
 from gymgate.quality.probe import cohort_size
+from gymgate.quality.recorded_models import RecordedJudge, RecordedPolicy, recorded_answers, texts_at
 from gymgate.quality.recordings import as_rollout, config_for, read_recordings
 
 

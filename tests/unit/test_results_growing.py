@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from test_collect_report import RESULT, make_run
+from test_results_report import RESULT, make_run
 
 from gymgate.core.errors import DataError
 from gymgate.results.growing import GrowingReport

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gymgate.core.errors import DataError
-from gymgate.quality import CheckRequest, processes
-from gymgate.quality.record.failures import _Stopping
+from gymgate.quality import CheckRequest, parallel
+from gymgate.quality.record.failure_cases import _Stopping
 
 
 async def test_an_error_of_done_is_raised_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,10 +23,10 @@ async def test_an_error_of_done_is_raised_as_itself(monkeypatch: pytest.MonkeyPa
     def done(request: CheckRequest, outcome: Any) -> None:
         raise DataError("cannot write r.json: No space left on device", path="r.json")
 
-    monkeypatch.setattr(processes, "check_in_process", check)
+    monkeypatch.setattr(parallel, "check_in_process", check)
     requests = [CheckRequest.model_validate({"environments": name}) for name in ("a", "b")]
     with pytest.raises(DataError, match=r"r\.json"):
-        await processes.check_all(requests, done=done)
+        await parallel.check_all(requests, done=done)
 
 
 async def test_what_a_check_started_is_killed_by_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ async def test_what_a_check_started_is_killed_by_descriptor(monkeypatch: pytest.
     descriptor = os.pidfd_open(below)
     kill = os.kill
     monkeypatch.setattr(os, "kill", lambda pid, number: kill(pid, number) if pid == process.pid else 1 / 0)
-    await processes._kill(process)
+    await parallel._kill(process)
     asyncio.get_running_loop().add_reader(descriptor, (ended := asyncio.Event()).set)
     await asyncio.wait_for(ended.wait(), 20)
     asyncio.get_running_loop().remove_reader(descriptor)

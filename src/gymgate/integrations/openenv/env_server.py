@@ -27,8 +27,8 @@ from gymgate.core.errors import ConfigError, DataError, GymgateError
 from gymgate.core.http_client import LOOPBACK
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.openenv.episode import Episode, GymnasiumEpisode
+from gymgate.integrations.openenv.row_tools import tools_of
 from gymgate.integrations.openenv.stepwise import StepwiseEnvironment
-from gymgate.integrations.openenv.tools import tools_of
 from gymgate.rollouts import Row
 from gymgate.rollouts.row import input_items
 from gymgate.stack import Stack, acquire

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from test_collect_aggregate import line, write_run
 from test_rollout_notebook import HOSTILE, Parsed
+from test_runs_aggregate import line, write_run
 
 import gymgate
 from gymgate.cli import cli

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.quality import CheckResult
-from gymgate.quality.record.files import load_record
+from gymgate.quality.record.storage import load_record
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
 from support.upstream import scripted_chat

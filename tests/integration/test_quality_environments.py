@@ -13,7 +13,7 @@ import pytest
 from gymgate.core.errors import ConfigError
 from gymgate.gym.inside.forkserver import descendants
 from gymgate.quality import CheckRequest, CheckResult, check_all
-from gymgate.quality.record.files import load_record
+from gymgate.quality.record.storage import load_record
 from support.checks import PARIS, checked, made_in, message, recorded
 from support.faulty import RECORDED_CONFIG, with_recordings
 from support.stacks import SIMPLE

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gymgate.cli import cli
-from gymgate.quality.record.files import load_record, save_record
+from gymgate.quality.record.storage import load_record, save_record
 from support.checks import PARIS
 from support.faulty import with_recordings
 

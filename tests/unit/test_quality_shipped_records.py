@@ -11,7 +11,7 @@ from gymgate.cli import cli
 from gymgate.core.config import RuntimeConfig
 from gymgate.gym.runtime import open_catalog
 from gymgate.quality import CheckResult
-from gymgate.quality.record.files import shipped_records
+from gymgate.quality.record.storage import shipped_records
 
 RELEASE = "0.7.0"
 RECORDS = [record for record in shipped_records() if record.nemo_gym == RELEASE]

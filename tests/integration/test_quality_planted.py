@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gymgate.quality import CheckResult
-from gymgate.quality.record.files import load_record, record_path
 from gymgate.quality.record.findings import findings
+from gymgate.quality.record.storage import load_record, record_path
 from support.checks import PARIS
 from support.faulty import with_recordings
 from support.upstream import scripted_chat

@@ -18,7 +18,7 @@ from gymgate.core.errors import DataError
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.quality import CheckRequest, CheckResult
 from gymgate.quality.model import Thresholds
-from gymgate.quality.record import deterministic, failures, files, policy, trivial
+from gymgate.quality.record import deterministic, failure_cases, model_rewards, storage, trivial
 from gymgate.quality.record.context import (
     OWN_JUDGE,
     MeasurementContext,
@@ -144,21 +144,21 @@ def test_options_that_changed_what_was_run_are_in_the_record() -> None:
 
 
 def test_a_record_comes_back_from_its_file_and_from_the_package(tmp_path: Path) -> None:
-    path = files.record_path(tmp_path, SOUND.name)
+    path = storage.record_path(tmp_path, SOUND.name)
     assert path == tmp_path / "config" / "mine-0.7.0.json"
-    files.save_record(path, SOUND)
-    assert files.load_record(path) == SOUND
-    (line,) = files.pack_records([SOUND]).splitlines()
+    storage.save_record(path, SOUND)
+    assert storage.load_record(path) == SOUND
+    (line,) = storage.pack_records([SOUND]).splitlines()
     assert CheckResult.model_validate_json(line) == SOUND
     path.write_text("{}")
     with pytest.raises(DataError, match=re.escape(path.name)):
-        files.load_record(path)
+        storage.load_record(path)
 
 
 def test_of_a_record_that_ships_only_the_rollouts_that_differ_stay() -> None:
     row = {"recording": "a:1", "recorded": 1.0, "reward": 1.0, "verdict": "match"}
     other = {**row, "recording": "a:2", "reward": 0.0, "verdict": "differs", "cause": "noise"}
-    (line,) = files.pack_records([record(rows=[row, other], settings="{}", traceback="x")]).splitlines()
+    (line,) = storage.pack_records([record(rows=[row, other], settings="{}", traceback="x")]).splitlines()
     shipped = CheckResult.model_validate_json(line)
     assert [(each.recording, each.reward, each.cause) for each in shipped.rows] == [("a:2", 0.0, "noise")]
     assert (shipped.settings, shipped.traceback) == ("", "")
@@ -172,16 +172,16 @@ def test_rewards_are_counted_each_or_in_ranges() -> None:
 
 
 def test_the_shipped_records_hold_nothing_of_the_machine_that_made_them() -> None:
-    records = files.shipped_records()
+    records = storage.shipped_records()
     assert records
     assert len({each.name for each in records}) == len(records)
-    text = files.pack_records(records).decode()
+    text = storage.pack_records(records).decode()
     assert not re.search(r"(?<![\w.:/-])/(?:root|tmp|work|Users)/", text)
     assert "127.0.0.1:" not in text
 
 
 def test_no_shipped_record_counts_a_judge_without_an_answer_as_a_case() -> None:
-    sections = [each.failures for each in files.shipped_records() if each.failures is not None]
+    sections = [each.failures for each in storage.shipped_records() if each.failures is not None]
     said = [case.said for section in sections for case in section.cases.values()]
     assert said
     assert not [each for each in said if "the record does not hold" in each]
@@ -222,7 +222,7 @@ async def test_a_models_rollouts_that_are_scored_together_are_not_measured_one_b
     context: Any = SimpleNamespace(config=config, request=request, rows=[{}])
     context.refuse_cohorts = lambda: MeasurementContext.refuse_cohorts(context)
     with pytest.raises(Unmeasured, match="each other"):
-        await policy.measure(context)
+        await model_rewards.measure(context)
 
 
 def test_an_answer_without_any_reward_is_a_finding_and_its_length_is_not_blamed() -> None:
@@ -267,7 +267,7 @@ LIMITED = Rollout(id="r", environment="e", agent="a", status="truncated", limit=
 async def test_a_rollout_that_the_limit_of_calls_ended_is_not_blamed_on_the_answer() -> None:
     context: Any = Answered(LIMITED)
     with pytest.raises(Unmeasured, match=r"\b3\b"):
-        await failures._long_answer(context)
+        await failure_cases._long_answer(context)
     assert " 20 " in str(await trivial._rewards(context, [(context.replays[0], constant_policy(""))]))
     with pytest.raises(Unmeasured, match="no rollout"):
         await deterministic.measure(context)
@@ -297,7 +297,7 @@ class Cut:
 
 async def test_a_rollout_that_ends_before_its_answer_is_cut_is_not_measured() -> None:
     context: Any = Cut(3, 2, 4)
-    found = await failures._cut_off(context)
+    found = await failure_cases._cut_off(context)
     assert [rollout.status for rollout in found] == ["truncated", "truncated"]
     whole, half = "half of it", "half "
     assert context.said == [whole, whole, half, whole, whole, whole, whole, half, half]
@@ -313,7 +313,7 @@ async def test_a_rollout_that_ends_before_its_answer_is_cut_is_not_measured() ->
 )
 async def test_what_was_not_cut_or_not_judged_is_not_measured(context: Any, reason: str) -> None:
     with pytest.raises(Unmeasured, match=reason):
-        await failures._cut_off(context)
+        await failure_cases._cut_off(context)
 
 
 @pytest.mark.parametrize(("recorded", "reason"), [(None, OWN_JUDGE), (SimpleNamespace(agent="a"), None)])
