@@ -25,7 +25,7 @@ return {
   open: [tasks[0].open, document.querySelector("main > details").open],
   low: document.forms[0].elements.low.value,
   sorted: [...sorted].map(head => head.textContent),
-  rewards: [...sorted[0].closest("table").tBodies[0].rows].map(row => row.cells[1].textContent),
+  rewards: [...sorted[0].closest("table").tBodies[0].rows].map(row => row.cells[2].textContent),
   count: document.querySelector("output").textContent,
   shown: [...tasks[0].querySelectorAll(".rollout")].map(node => node.hidden),
   title: document.title,

@@ -173,6 +173,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
     assert "whole (B)" in done.stdout.splitlines()[0]
     assert "question" in done.stdout
+    assert "whole is better" in done.stdout
     assert "question" in Path("c.html").read_text()
     again = CliRunner().invoke(command, ["base", "tuned", "--json"])
     document = orjson.loads(again.stdout)

@@ -27,6 +27,7 @@ from gymgate.rollouts.transcript import Entry, transcript
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.costs import StoredCall
+from gymgate.runs.tasks import CollectedTasks
 
 HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
 RESULT: dict[str, Any] = {
@@ -63,6 +64,11 @@ def parts_of(page: Path, kind: str) -> list[Any]:
 def tables_of(page: Path) -> list[list[dict[str, Any]]]:
     tables = parts_of(page, "table")
     return [[dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] for table in tables]
+
+
+def prompts_of(page: Path) -> list[list[list[str]]]:
+    """The prompts of tasks that are shown once."""
+    return [task["prompt"] for task in parts_of(page, "task")]
 
 
 def conversations_of(page: Path) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -225,29 +231,29 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
     assert [*environments[0]] == [
         *(
             "environment",
-            "tasks",
-            "rollouts",
-            "failed",
-            "mean_reward",
-            "mean_reward_se",
+            "mean reward",
+            "± se",
             "pass@1",
             "pass@2",
             "pass@4",
+            "tasks",
+            "rollouts",
+            "failed",
         )
     ]
     assert {*environments[0]} < {*whole[0]}
     assert tokens == [
         {
             "environment": "hello",
-            "model_server": "policy_model",
+            "model server": "policy_model",
             "rollouts": 13,
             "counted": 13,
             "calls": 13,
-            "input_tokens": 91,
-            "cached_tokens": None,
-            "cached_share": None,
-            "output_tokens": 180,
-            "reasoning_tokens": None,
+            "input tokens": 91,
+            "cached tokens": None,
+            "cached share": None,
+            "output tokens": 180,
+            "reasoning tokens": None,
         }
     ]
     assert failures == [{"class": "timeout", "error": "hello", "count": 1, "first message": "hello"}]
@@ -259,22 +265,77 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
     assert {"setting": "policy.model", "value": "org/hello"} in settings
     charts = {chart["title"]: chart["bars"] for chart in parts_of(page, "histogram")}
     assert charts["Reward"] == [[0.0, 0.0, 9], [1.0, 1.0, 3]]
-    assert charts["Seconds per rollout"] == [[2.0, 2.0, 12]], "a constant has one bar, at its value"
+    assert "Seconds per rollout" not in charts, "a constant needs no chart"
     [shares] = parts_of(page, "shares")
     assert ["policy", 12.0] in shares["parts"]
     names, conversations = zip(*conversations_of(page), strict=True)
     assert [len(rollouts) for rollouts in conversations] == [5, 4, 4]
     assert names[1] == "hello:2 hi: 1, 0, 0, 0"
     assert conversations[0][4]["turns"] == [["error", "hello: hello"]]
+    assert prompts_of(page) == [[["developer", "be brief"], ["user", "hi"]]] * 3
     assert conversations[2][0]["turns"] == [
-        ["developer", "be brief"],
-        ["user", "hi"],
         ["reasoning", "hm"],
         ["call look", '{"a": 1}'],
         ["output", "seen"],
         ["assistant", "so"],
         ["assistant", "hello"],
     ]
+
+
+def test_a_report_says_what_was_expected_and_what_the_verifier_took(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", tasks=2)
+    lines = [orjson.loads(line) for line in (run / "rollouts.jsonl").read_bytes().splitlines()]
+    for line in lines:
+        line["result"] |= {"expected_answer": "B", "extracted_answer": "AB"[line["repeat"] % 2]}
+    (run / "rollouts.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    write_report(Runs([run]), tmp_path / "r.html", command="gymgate report run")
+    [(_, rollouts), _] = conversations_of(tmp_path / "r.html")
+    assert [(each["expected"], each["extracted"]) for each in rollouts[:2]] == [("B", "A"), ("B", "B")]
+    tasks, settings = tables_of(tmp_path / "r.html")[-2:]
+    assert (tasks[0]["expected"], tasks[0]["extracted"]) == ("B", "A, B")
+    assert {"setting": "this page", "value": "gymgate report run"} in settings
+
+
+def test_a_report_begins_with_the_result_and_says_that_example_rows_are_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", tasks=2)
+    described = orjson.loads((run / "run.json").read_bytes())
+    described["settings"]["sources"] = ["example"]
+    (run / "run.json").write_bytes(orjson.dumps(described))
+    write_report(Runs([run]), tmp_path / "r.html")
+    [headline] = parts_of(tmp_path / "r.html", "headline")
+    assert all(
+        word in headline for word in ("org/hello on hello", "2 example rows", "0.125 ± 0.125", "benchmark")
+    )
+
+
+def test_tasks_are_named_by_what_differs_between_their_prompts() -> None:
+    data, collected = ReportData(tasks=9, per_task=1), CollectedTasks()
+    for key, (environment, text) in enumerate(
+        [
+            ("e", "Answer in one word. Which?"),
+            ("e", "Answer in one word. What else?"),
+            ("e", ""),
+            ("f", "Alone."),
+        ]
+    ):
+        fields = {"environment": environment, "row_key": f"{key:016x}", "line": key, "repeat": 0}
+        attempt = Attempt.model_validate({**fields, "result": {"responses_create_params": {"input": text}}})
+        data.add(attempt)
+        collected.add(attempt)
+    names = [*data.task_names(collected.tasks.values()).values()]
+    assert names == ["e:0 …Which?", "e:1 …What else?", "e:2", "f:3 Alone."]
+
+
+def test_a_report_reads_without_its_script(tmp_path: Path) -> None:
+    """Its sentences, tables and conversations are there as text, hostile ones too."""
+    write_report(Runs([make_run(tmp_path / "run", HOSTILE)]), tmp_path / "r.html")
+    [static] = re.findall(r"<noscript>(.*)</noscript>", (tmp_path / "r.html").read_text(), re.DOTALL)
+    page = Elements(static)
+    assert page.tags["script"] == page.tags["img"] == 0
+    assert page.tags["table"] == 6
+    assert page.text.count(HOSTILE.replace("\ud800", "")[:20]) > 12
+    assert "mean reward" in page.text
+    assert {*page.attributes} == {"class"}
 
 
 def test_a_task_has_the_first_words_of_any_of_its_rollouts() -> None:
@@ -297,7 +358,7 @@ def test_runs_that_overlap_are_counted_once_everywhere_and_read_once(
     assert done.exit_code == 0, done.output
     assert len(passes) == 1
     assert tables_of(page)[0][0]["rollouts"] == 13
-    assert [chart["count"] for chart in parts_of(page, "histogram")] == [12] * 4
+    assert {chart["count"] for chart in parts_of(page, "histogram")} == {12}
     assert [len(rollouts) for _, rollouts in conversations_of(page)] == [5, 4, 4]
 
 
@@ -430,9 +491,11 @@ def test_a_report_opens_in_a_browser_filters_and_sorts(tmp_path: Path) -> None:
     assert shown.tags["details.task"] == 3
     assert shown.tags["script"] == 2
     assert shown.tags["img"] == 0
-    assert shown.tags["figure"] == 6
+    assert shown.tags["figure"] == 4
     turns = {name: shown.tags[f"div.{name}"] for name in ("system", "user", "assistant", "reasoning", "tool")}
-    assert turns == {"system": 12, "user": 12, "assistant": 24, "reasoning": 12, "tool": 24}
+    assert turns == {"system": 3, "user": 3, "assistant": 24, "reasoning": 12, "tool": 24}, (
+        "a prompt once a task"
+    )
     assert "13 conversations" in shown.text
     for width in (1300, 400):
         shot = tmp_path / f"{width}.png"
@@ -459,10 +522,11 @@ def test_no_role_and_no_number_of_tasks_stops_a_page(tmp_path: Path) -> None:
     browser, path = chromium(tmp_path), tmp_path / "r.html"
     turns = [["constructor", "first"], ["__proto__", "second"]]
     rollout = {"label": "l", "outcome": "completed", "reward": 1.0, "numbers": {}, "turns": turns}
+    rollout |= {"expected": None, "extracted": None}
     parts: list[page.Part] = [
         page.curve("c", [[1.0]] * 200_000),
         {"filters": {}},
-        {"task": {"environment": "e", "name": "n"}},
+        {"task": {"environment": "e", "name": "n", "prompt": []}},
         {"rollout": rollout},
     ]
     page.write_page(path, "t", parts)

@@ -17,9 +17,11 @@ from gymgate.results.compare import (
     Comparison,
     compare,
     differing_overflows,
+    verdict,
     why_worse,
     write_comparison,
 )
+from gymgate.results.report import policy_name
 from gymgate.rollouts.transcript import opening
 from gymgate.runs.aggregate import Runs, read_tasks
 from gymgate.runs.attempts import Attempt, TaskKey
@@ -118,6 +120,8 @@ def command(
         runs = Runs([other], first_of_overlap=overlap == "first")
         against = read_tasks(runs)
         compared = compare(collected, against)
+        models = policy_name(collected), policy_name(against)
+        names = models if models[0] != models[1] else (str(first), str(other))
         if fail_if_worse is not None and (reason := why_worse(compared.rows, fail_if_worse)):
             log(f"{other}: --fail-if-worse {fail_if_worse:g}: {reason}")
             worse = True
@@ -137,11 +141,12 @@ def command(
         else:
             echo(f"{other} (B) compared with {first} (A)")
             _print(compared.rows, wide=wide)
+            echo(verdict(compared.rows[-1], names))
             _print_flips(compared, openings)
             _print_alone("A", compared.only_first)
             _print_alone("B", compared.only_second)
         if output is not None:
-            write_comparison(output, compared, (base, runs), (str(first), str(other)), ON_PAGE)
+            write_comparison(output, compared, (base, runs), names, ON_PAGE)
             log(f"page: {output}")
     if as_json:
         print_json(ComparedRuns(first, documents))

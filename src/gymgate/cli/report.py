@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,5 +39,6 @@ def command(
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     path = output or first / "report.html"
     found = Runs(runs, first_of_overlap=overlap == "first")
-    write_report(found, path, tasks=tasks, per_task=per_task, prices=dict(prices))
+    made = shlex.join(["gymgate", *sys.argv[1:]])
+    write_report(found, path, tasks=tasks, per_task=per_task, prices=dict(prices), command=made)
     echo(str(path))

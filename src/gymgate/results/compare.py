@@ -8,13 +8,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gymgate.core.errors import DataError
-from gymgate.results.page import Part, conversation, table, write_page
+from gymgate.results.page import Part, conversation, table, task_parts, write_page
+from gymgate.rollouts.transcript import opening
 from gymgate.runs import statistics as st
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.attempts import Order, TaskKey
 from gymgate.runs.counts import OVERALL
 from gymgate.runs.settings import context_overflow_of
 from gymgate.runs.tasks import CollectedTasks, Task
+
+_COLUMNS = (
+    *(
+        "environment",
+        "A",
+        "B",
+        "difference",
+        "difference_se",
+        "p",
+        "pairs",
+        "better",
+        "worse",
+        "rows",
+        "left_out",
+    ),
+    *("failed_first", "failed_second", "only_first", "only_second"),
+)
 
 
 class Flip(NamedTuple):
@@ -122,23 +140,48 @@ def write_comparison(
     """Write an HTML page with the table and the conversations of the rows that differ most, side by side."""
     shown = {flip.task.key: flip for flip in compared.flips[:tasks]}
     rollouts: dict[TaskKey, list[Part]] = {key: [] for key in shown}
+    openings: dict[TaskKey, str] = {}
     for run, label in zip(runs, names, strict=True):
         for attempt in run.rollouts():
             if attempt.task_key in rollouts:
                 rollouts[attempt.task_key].append(conversation(attempt, label))
-    write_page(output, f"{names[1]} compared with {names[0]}", _parts(compared, shown, rollouts))
+                openings.setdefault(attempt.task_key, opening(attempt.result))
+    parts = _parts(compared, shown, rollouts, openings, names)
+    write_page(output, f"{names[1]} (B) compared with {names[0]} (A)", parts)
+
+
+def verdict(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Say which of two runs has the higher mean reward in an environment, or that the pairs cannot tell."""
+    where = "all environments" if row["environment"] == OVERALL else row["environment"]
+    difference, error = row["difference"], row["difference_se"]
+    if difference is None:
+        return f"{where}: no pair has a reward that counts in both"
+    if not (row["better"] or row["worse"]):
+        return f"{where}: equal rewards in all {row['pairs']} pairs"
+    if error is None:
+        return f"{where}: one row cannot tell, {difference:+.3f}"
+    low, high = (difference + sign * st.Z95 * error for sign in (-1, 1))
+    interval = f"(95% interval {low:+.3f} to {high:+.3f})"
+    if low <= 0 <= high:
+        return f"{where}: {row['pairs']} pairs cannot tell, {difference:+.3f} {interval}"
+    return f"{where}: {names[difference > 0]} is better, {difference:+.3f} {interval}"
 
 
 def _parts(
-    compared: Comparison, shown: Mapping[TaskKey, Flip], rollouts: Mapping[TaskKey, Sequence[Part]]
+    compared: Comparison,
+    shown: Mapping[TaskKey, Flip],
+    rollouts: Mapping[TaskKey, Sequence[Part]],
+    openings: Mapping[TaskKey, str],
+    names: Sequence[str],
 ) -> Iterator[Part]:
-    yield table(compared.rows)
+    for row in compared.rows:
+        yield {"headline": verdict(row, names)}
+    yield table([{**row, "A": row["first"], "B": row["second"]} for row in compared.rows], _COLUMNS)
     yield {"heading": "Rows that differ"}
     yield {"filters": {}}
     for key, flip in shown.items():
-        name = f"{flip.task.name}: {flip.difference:+.3g}"
-        yield {"task": {"environment": flip.task.environment, "name": name}}
-        yield from rollouts[key]
+        name = f"{flip.difference:+.3f} {flip.task.name} {openings.get(key, '')}".strip()
+        yield from task_parts(flip.task.environment, name, rollouts[key], "/".join(map(str, key)))
 
 
 def _paired(first: Task, second: Task) -> _Pairs:

@@ -13,13 +13,15 @@ const shape = (name, attributes, text = "") => {
   made.textContent = text;
   return made;
 };
-const shown = value => value === null ? "-" : Number.isInteger(value) ? String(value)
-  : typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value);
+// A number of a column with decimals has three of them.
+const shown = (value, decimals = false) => value === null ? "-" : typeof value !== "number" ? String(value)
+  : decimals && (value === 0 || (Math.abs(value) >= 5e-4 && Math.abs(value) < 1e9)) ? value.toFixed(3)
+  : Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4)));
 
 // Tables. A click on a head sorts by that column: numbers as numbers, missing values last.
 function table(content) {
   const head = element("tr", {}), body = element("tbody", {});
-  let columns = [], rows = [], isText = [], by = null, sign = 1;
+  let columns = [], rows = [], decimals = [], isText = [], by = null, sign = 1;
   const compare = ({ [by]: a }, { [by]: b }) => a === null || b === null ? (a === null) - (b === null)
     : sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
   const fill = () => {
@@ -28,7 +30,7 @@ function table(content) {
       const line = body.rows[place] ?? body.insertRow();
       while (line.cells.length > row.length) line.deleteCell(-1);
       row.forEach((value, column) => {
-        const cell = line.cells[column] ?? line.insertCell(), text = shown(value);
+        const cell = line.cells[column] ?? line.insertCell(), text = shown(value, decimals[column]);
         if (cell.textContent !== text) cell.textContent = text;
         cell.classList.toggle("text", isText[column]);
       });
@@ -44,7 +46,7 @@ function table(content) {
   const node = element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), body));
   node.update = content => {
     const sorted = columns[by], before = String(columns);
-    ({ columns, rows } = content);
+    ({ columns, rows, decimals } = content);
     isText = columns.map((_, column) => rows.some(row => typeof row[column] === "string"));
     if (String(columns) !== before) {
       by = columns.includes(sorted) ? columns.indexOf(sorted) : null;
@@ -128,17 +130,23 @@ function turn([role, text]) {
     : [element("div", { class: "role" }, role), body]);
 }
 function rollout(content) {
-  const { label, outcome, reward, numbers, turns } = content, tone = reward === null ? outcome : reward > 0 ? "good" : "bad";
+  const { label, outcome, reward, expected, extracted, numbers, turns } = content, tone = reward === null ? outcome : reward > 0 ? "good" : "bad";
+  const answers = [["expected", expected], ["extracted", extracted]].filter(([, answer]) => answer !== null);
   const node = element("div", { class: `rollout ${tone}` }, element("b", {}, label), ` ${outcome}${reward === null ? "" : `, reward ${shown(reward)}`}`,
+    ...answers.map(([name, answer]) => element("div", { class: "answer" }, element("span", { class: "role" }, `${name} `), answer)),
     ...Object.keys(numbers).length ? [element("pre", {}, JSON.stringify(numbers))] : [], ...turns.map(turn));
   node.rollout = content;
   return node;
 }
 function task(content) {
-  const summary = element("summary", {}), side = element("div", { class: "side" });
-  const node = element("details", { class: "task" }, summary, side);
+  const summary = element("summary", {}), shared = element("div", { class: "prompt" }), side = element("div", { class: "side" });
+  const node = element("details", { class: "task" }, summary, shared, side);
   node.side = side;
-  node.update = ({ environment, name }) => { node.environment = environment; summary.textContent = name; };
+  node.update = ({ environment, name, prompt }) => {
+    node.environment = environment;
+    summary.textContent = name;
+    shared.replaceChildren(...prompt.map(turn));
+  };
   node.update(content);
   return node;
 }
@@ -189,7 +197,7 @@ function progress(content) {
 }
 
 const draw = {
-  heading: text => element("h2", {}, text), note: text => element("p", { class: "note" }, text),
+  headline: text => element("p", { class: "headline" }, text), heading: text => element("h2", {}, text), note: text => element("p", { class: "note" }, text),
   table, histogram, shares, curve, filters, task, rollout, progress,
 };
 const main = document.querySelector("main"), nodes = new Map();

@@ -1,10 +1,11 @@
 """An HTML file that loads nothing: its data as JSON, and the script and the style that show it.
 
-What came from a model, a row or a server reaches the page as text only: page.js makes no HTML of it. The page's policy
-allows that script alone, by its hash. A page is a list of parts, each one of
+What came from a model, a row or a server reaches the page as text only: page.js makes no HTML of it, and `without_script`,
+for readers and previews that run none, escapes it. The page's policy allows that script alone, by its hash. A page is a list
+of parts, each one of
 
-    {"heading": text}, {"note": text}, {"progress": {"done": number, "total": number or null}}
-    {"table": {"columns": [name], "rows": [[value]]}, "fold": title, or without it open}
+    {"headline": text}, {"heading": text}, {"note": text}, {"progress": {"done": number, "total": number or null}}
+    {"table": {"columns": [name], "rows": [[value]], "decimals": [bool]}, "fold": title, or without it open}
     {"histogram": ...}, {"shares": ...}, {"curve": ...}, {"rollout": ...}     as the functions here return them
     {"filters": {}}, {"task": {"environment": name, "name": text}}, rollouts  conversations, those of a task after it
 
@@ -26,12 +27,38 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.core.files import replacing
 from gymgate.results.tables import columns_of
-from gymgate.rollouts.transcript import cut, transcript
+from gymgate.rollouts.answers import answer_of
+from gymgate.rollouts.transcript import Entry, cut, entries_of, items_of, text_of
 from gymgate.runs.attempts import Attempt
+from gymgate.runs.tasks import ANSWER_KEYS
 
 LONGEST_TEXT = 6000
+LONGEST_ANSWER = 200
 BINS = 20
 Part = Mapping[str, Any]
+_TITLES = {
+    "mean_reward": "mean reward",
+    "mean_reward_se": "± se",
+    "scored_tasks": "scored tasks",
+    "max_k": "largest k",
+    "std_reward": "sd of rewards",
+    "model_server": "model server",
+    "mean_calls": "calls",
+    "mean_output_tokens": "output tokens",
+    "mean_seconds": "seconds",
+    "input_tokens": "input tokens",
+    "cached_tokens": "cached tokens",
+    "cached_share": "cached share",
+    "output_tokens": "output tokens",
+    "reasoning_tokens": "reasoning tokens",
+    "left_out": "left out",
+    "difference_se": "± se",
+    "failed_first": "failed in A",
+    "failed_second": "failed in B",
+    "only_first": "rows only in A",
+    "only_second": "rows only in B",
+}
+"""Heads of columns for readers of a page; files and `--json` have the names."""
 
 
 def write_page(output: Path, title: str, parts: Iterable[Part]) -> None:
@@ -49,17 +76,80 @@ def page(title: str, parts: Iterable[Part], *, events: str = "") -> bytes:
     allowed = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     if events:
         allowed += "; connect-src 'self'"
-    data = codec.dumps([*parts]).decode().replace("<", "\\u003c")
+    parts = [*parts]
+    data = codec.dumps(parts).decode().replace("<", "\\u003c")
     text = (
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{html.escape(title)}</title><style>{style}</style></head><body><h1>{html.escape(title)}</h1>"
-        "<noscript>This page needs JavaScript; its data is in the file.</noscript>"
+        f"<noscript>{''.join(without_script(parts))}</noscript>"
         f"<main data-events='{html.escape(events)}'></main>"
         f'<script type="application/json" id="data">{data}</script><script>{script}</script></body></html>\n'
     )
     return text.encode(errors="replace")
+
+
+def without_script(parts: Iterable[Part]) -> Iterator[str]:
+    """Yield the sentences, tables and conversations of a page as HTML; charts, filters and sorting need the script."""
+    for part in parts:
+        kind, value = next(iter(part.items()))
+        if kind == "heading":
+            yield _element("h2", value)
+        elif kind in ("headline", "note"):
+            yield _element("p", value, kind)
+        elif kind == "table" and value["rows"]:
+            yield _static_table(value)
+        elif kind == "task":
+            yield _element("h3", value["name"])
+            yield from _static_turns(value["prompt"])
+        elif kind == "rollout":
+            yield _element("h4", ", ".join([value["label"], *_verdict(value)]))
+            yield from _static_turns(value["turns"])
+
+
+def _element(name: str, text: Any, kind: str = "") -> str:
+    """The only place where text becomes HTML."""
+    return f"<{name} class='{kind}'>{html.escape(str(text))}</{name}>"
+
+
+def _static_table(content: Mapping[str, Any]) -> str:
+    head = "".join(_element("th", name) for name in content["columns"])
+    rows = [
+        "".join(_element("td", _shown(value, d)) for value, d in zip(row, content["decimals"], strict=True))
+        for row in content["rows"]
+    ]
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _static_turns(turns: Iterable[Sequence[str]]) -> Iterator[str]:
+    for role, text in turns:
+        yield _element("p", role, "role")
+        yield _element("pre", text)
+
+
+def _shown(value: Any, decimals: bool) -> str:
+    """Return a value as page.js shows it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return (
+        f"{value:.3f}"
+        if decimals and (not value or 5e-4 <= abs(value) < 1e9)
+        else f"{value:.4g}"
+        if decimals
+        else str(value)
+    )
+
+
+def _verdict(rollout: Mapping[str, Any]) -> Iterator[str]:
+    """Yield outcome, reward and answers of a conversation."""
+    yield rollout["outcome"]
+    for name in ("reward", "expected", "extracted"):
+        if rollout[name] is not None:
+            yield f"{name} {rollout[name]}"
 
 
 def keyed(parts: Iterable[Part]) -> Iterator[tuple[str, Part]]:
@@ -78,7 +168,9 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), fold: 
     """Rows as a table with `columns`, or all of them; folded under a title, or open."""
     names = columns or columns_of(rows)
     values = [[row.get(name) for name in names] for row in rows]
-    return {"table": {"columns": [*names], "rows": values}, **({"fold": fold} if fold else {})}
+    decimals = [any(isinstance(row[place], float) for row in values) for place in range(len(names))]
+    content = {"columns": [_TITLES.get(name, name) for name in names], "rows": values, "decimals": decimals}
+    return {"table": content, **({"fold": fold} if fold else {})}
 
 
 def histogram(title: str, values: Sequence[float]) -> Part:
@@ -110,10 +202,43 @@ def curve(title: str, values: Iterable[Sequence[float]]) -> Part:
 
 
 def conversation(attempt: Attempt, label: str) -> Part:
-    """A rollout with what was said; it belongs to the task before it."""
-    turns = [[entry.role, cut(entry.text, LONGEST_TEXT)] for entry in transcript(attempt.result)]
+    """A rollout with what was said and what was expected; it belongs to the task before it.
+
+    Its prompt stands apart from its turns, for `task_parts`.
+    """
+    prompt, turns = (_turns(entries_of(items)) for items in items_of(attempt.result))
     if error := attempt.error:
         turns.append(["error", cut(f"{error.type}: {error.message}", LONGEST_TEXT)])
     outcome, numbers = attempt.outcome, {**(attempt.reward_parts or {}), **(attempt.metrics or {})}
     shown = {"label": label, "outcome": outcome.reason, "reward": outcome.reward, "numbers": numbers}
-    return {"rollout": {**shown, "turns": turns}}
+    answers = {"expected": expected_answer(attempt), "extracted": extracted_answer(attempt)}
+    return {"rollout": {**shown, **answers, "prompt": prompt, "turns": turns}}
+
+
+def task_parts(environment: str, name: str, rollouts: Sequence[Part], key: str) -> Iterator[Part]:
+    """Yield a task and its conversations; the prompt once, if all that have one have the same."""
+    prompts = [prompt for part in rollouts if (prompt := part["rollout"]["prompt"])]
+    shared = prompts[0] if all(prompt == prompts[0] for prompt in prompts) and prompts else []
+    yield {"task": {"environment": environment, "name": name, "prompt": shared}, "key": key}
+    for part in rollouts:
+        content = {**part["rollout"]}
+        prompt = content.pop("prompt")
+        turns = content["turns"] if shared else [*prompt, *content["turns"]]
+        yield {**part, "rollout": {**content, "turns": turns}}
+
+
+def expected_answer(attempt: Attempt) -> str | None:
+    """Return the right answer, where the result repeats its row's."""
+    answer = answer_of(attempt.result or {})
+    return None if answer is None else cut(text_of(answer.value), LONGEST_ANSWER)
+
+
+def extracted_answer(attempt: Attempt) -> str | None:
+    """Return what the environment took for the policy's answer, where the result says it."""
+    result = attempt.result or {}
+    value = next((value for key in ANSWER_KEYS if (value := result.get(key)) is not None), None)
+    return None if value is None else cut(text_of(value), LONGEST_ANSWER)
+
+
+def _turns(entries: Iterable[Entry]) -> list[list[str]]:
+    return [[entry.role, cut(entry.text, LONGEST_TEXT)] for entry in entries]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gymgate.results.page import LONGEST_TEXT, Part, curve, histogram, shares, table, write_page
-from gymgate.results.report_data import ReportData
+from gymgate.results.page import LONGEST_TEXT, Part, curve, histogram, shares, table, task_parts, write_page
+from gymgate.results.report_data import LONGEST_NAME, ReportData
 from gymgate.rollouts.transcript import cut
 from gymgate.runs.aggregate import Runs, read_tasks, refuse_empty
+from gymgate.runs.attempts import TaskKey
 from gymgate.runs.costs import Prices, TokenUsage, refuse_price_of_replay
+from gymgate.runs.counts import OVERALL
 from gymgate.runs.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows, task_rows
 from gymgate.runs.settings import shown_settings
 from gymgate.runs.tasks import CollectedTasks, Task
@@ -31,9 +33,10 @@ def write_report(
     tasks: int = 50,
     per_task: int = 4,
     prices: Prices = MappingProxyType({}),
+    command: str = "",
 ) -> None:
-    """Write one HTML file about runs, with up to `per_task` conversations of each of the first `tasks` tasks, and with costs
-    if there are prices.
+    """Write one HTML file about runs, with up to `per_task` conversations of each of the first `tasks` tasks, with costs
+    if there are prices, and with the command that makes it again.
 
     Reads every rollout once. Raises `ConfigError` for rollouts that are in two runs, and `DataError` if there is none or the file
     cannot be written.
@@ -42,7 +45,7 @@ def write_report(
     collected = read_tasks(runs, see=data.add, see_attempt=data.add_failure)
     refuse_empty(runs, collected)
     refuse_price_of_replay(prices, replayed=collected.replayed)
-    write_page(output, title_of(collected), report_parts(runs, collected, data, prices))
+    write_page(output, title_of(collected), report_parts(runs, collected, data, prices, command=command))
 
 
 def title_of(collected: CollectedTasks) -> str:
@@ -76,19 +79,24 @@ def report_parts(
     prices: Prices = MappingProxyType({}),
     *,
     ended: bool = True,
+    command: str = "",
 ) -> Iterator[Part]:
     """Yield the parts of a report; of runs that have not ended, without notes on tasks that lack rollouts."""
+    summary = summary_rows(collected)
+    for row in summary:
+        if row["environment"] != OVERALL:
+            yield {"headline": _headline(row, collected, is_example=_is_example(runs))}
     yield from notes_of(collected)
     for note in notes_on_tasks(collected) if ended else ():
         yield {"note": note}
     yield {"heading": "Environments"}
-    summary = summary_rows(collected)
-    yield table(summary, in_view(summary))
+    yield table(summary, _scores_first(in_view(summary)))
     yield table(summary, fold="All metrics")
     yield {"heading": "Rollouts"}
     for title, values in data.charts.items():
-        yield histogram(title, values)
-    yield shares("Where the time goes", data.times, "s")
+        if values and min(values) < max(values):  # one value says nothing that the table does not
+            yield histogram(title, values)
+    yield shares("What rollouts spend their time on", data.times, "s")
     rewards = [rewards for task in collected.ordered() if (rewards := task.rewards())]
     yield curve("Mean reward of each task, lowest first, with its range", rewards)
     usages = [dataclasses.asdict(usage) for usage in collected.usage.rows(prices)]
@@ -108,30 +116,66 @@ def report_parts(
         )
     yield {"heading": "Conversations"}
     yield {"filters": {}}
+    names = data.task_names(collected.tasks.values())
     for key, rollouts in data.shown.items():
         task = collected.tasks[key]
-        name = f"{_name(task, data)}: {_all_rewards(task)}"
-        yield {"task": {"environment": task.environment, "name": name}, "key": "/".join(map(str, key))}
-        yield from rollouts
+        name = f"{names[key]}: {_all_rewards(task)}"
+        yield from task_parts(task.environment, name, rollouts, "/".join(map(str, key)))
     yield {"heading": "Tasks"}
     if (count := len(collected.tasks)) > SHOWN_TASK_ROWS:
         yield {"note": f"The first {SHOWN_TASK_ROWS} of {count}; gymgate aggregate -o writes all."}
-    yield table([*islice(_task_rows(collected, data), SHOWN_TASK_ROWS)])
+    yield table([*islice(_task_rows(collected, data, names), SHOWN_TASK_ROWS)])
     yield {"heading": "Settings"}
-    yield table([{"setting": "runs", "value": ", ".join(map(str, runs.given))}, *_settings(runs)])
+    origin = {"runs": ", ".join(map(str, runs.given)), **({"this page": command} if command else {})}
+    yield table([*({"setting": name, "value": value} for name, value in origin.items()), *_settings(runs)])
 
 
-def _task_rows(collected: CollectedTasks, data: ReportData) -> Iterator[dict[str, Any]]:
+def _headline(row: Mapping[str, Any], collected: CollectedTasks, *, is_example: bool) -> str:
+    """Say the result of an environment in a sentence, such as `small-a on mcqa, 5 example rows x 8: 0.510 ± 0.102`."""
+    rows = f"{row['tasks']} {'example ' if is_example else ''}rows"
+    repeats = {
+        len(task.scores) + task.failed
+        for task in collected.tasks.values()
+        if task.environment == row["environment"]
+    }
+    times = f" x {repeats.pop()}" if len(repeats) == 1 else f", {row['rollouts']} rollouts"
+    error = "" if row["mean_reward_se"] is None else f" ± {row['mean_reward_se']:.3f}"
+    score = (
+        "no reward that counts"
+        if row["mean_reward"] is None
+        else f"mean reward {row['mean_reward']:.3f}{error}"
+    )
+    warning = " These rows are the environment's examples, not the benchmark." if is_example else ""
+    return f"{policy_name(collected)} on {row['environment']}, {rows}{times}: {score}.{warning}"
+
+
+def _is_example(runs: Runs) -> bool:
+    return all(run.settings.get("sources") == ["example"] for run in runs.runs)
+
+
+def _scores_first(columns: Sequence[str]) -> list[str]:
+    """Return the columns with the scores after the environment: a narrow screen shows no more than the first few."""
+    scores = [name for name in columns if name.startswith(("mean_", "pass@"))]
+    return [columns[0], *scores, *(name for name in columns[1:] if name not in scores)]
+
+
+def _task_rows(
+    collected: CollectedTasks, data: ReportData, names: Mapping[TaskKey, str]
+) -> Iterator[dict[str, Any]]:
     for task, row in zip(collected.ordered(), task_rows(collected), strict=True):
-        passes = {name: value for name, value in row.items() if name.startswith(("pass@", "maj@"))}
+        ks = {name: value for name, value in row.items() if name.startswith(("pass@", "maj@"))}
+        passes = {name: value for name, value in ks.items() if name not in ("pass@1", "maj@1")}
         means = {name: row[name] for name in ("mean_calls", "mean_output_tokens", "mean_seconds")}
-        name, rewards = _name(task, data), _all_rewards(task)
-        yield {"task": name, "rewards": rewards, "mean_reward": row["mean_reward"], **passes, **means}
+        answers = {"expected": data.expected.get(task.key), "extracted": _all_answers(task)}
+        known = {name: answer for name, answer in answers.items() if answer}
+        rewards = {"mean_reward": row["mean_reward"], "rewards": _all_rewards(task)}
+        yield {"task": names[task.key], **rewards, **known, **passes, **means}
 
 
-def _name(task: Task, data: ReportData) -> str:
-    opening = data.openings.get(task.key, "")
-    return f"{task.name} {opening}".strip()
+def _all_answers(task: Task) -> str:
+    """Return the different answers that the environment took from the rollouts, without those kept as a hash."""
+    answers = {score.answer for score in task.scores if score.answer and len(score.answer) < LONGEST_NAME}
+    return cut(", ".join(sorted(answers)), LONGEST_NAME)
 
 
 def _all_rewards(task: Task) -> str:
@@ -147,4 +191,8 @@ def _settings(runs: Runs) -> Iterator[dict[str, Any]]:
     for run in runs.runs:
         for name, value in shown_settings(run.settings).items():
             values.setdefault(name, {})[str(value)] = None
-    yield from ({"setting": name, "value": " | ".join(found)} for name, found in values.items())
+    yield from (
+        {"setting": name, "value": " | ".join(found)}
+        for name, found in values.items()
+        if [*found] != ["None"]
+    )

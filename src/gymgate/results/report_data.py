@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gymgate.core.config import POLICY
-from gymgate.results.page import Part, conversation
-from gymgate.rollouts.transcript import opening
+from gymgate.results.page import Part, conversation, expected_answer
+from gymgate.rollouts.transcript import cut, opening
 from gymgate.runs.attempts import Attempt, StoredError, TaskKey
 from gymgate.runs.costs import Calls
+from gymgate.runs.tasks import Task
 
+LONGEST_OPENING = 400
+"""Characters that are kept of a task's first words, so that what the tasks of an environment have in common can be left out."""
+LONGEST_NAME = 80
 TIMES = ("waiting and set-up", "policy", "tools and agent", "judges", "scoring")
 REWARD, CALLS, TOKENS, SECONDS = (
     "Reward",
@@ -35,7 +40,9 @@ class ReportData:
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
     """Seconds of all rollouts, by what they were spent on."""
     openings: dict[TaskKey, str] = field(default_factory=dict)
-    """The first words of each task."""
+    """The first words of each task; `task_names` makes names of them."""
+    expected: dict[TaskKey, str] = field(default_factory=dict)
+    """The right answer of each task that says it."""
     shown: dict[TaskKey, list[Part]] = field(default_factory=dict)
     """What was said in rollouts, finished or failed permanently, by environment, row key and occurrence."""
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -55,7 +62,9 @@ class ReportData:
         if attempt.has_failed:
             return
         if not self.openings.get(name):
-            self.openings[name] = opening(attempt.result)
+            self.openings[name] = opening(attempt.result, LONGEST_OPENING)
+            if (answer := expected_answer(attempt)) is not None:
+                self.expected[name] = cut(answer, LONGEST_NAME)
         figures = {
             REWARD: attempt.outcome.reward,
             CALLS: attempt.call_count,
@@ -69,11 +78,39 @@ class ReportData:
             for part, seconds in time_split(attempt.seconds, attempt.calls).items():
                 self.times[part] += seconds
 
+    def task_names(self, tasks: Iterable[Task]) -> dict[TaskKey, str]:
+        """Return a name for each task: environment, line, and the first words that differ between its environment's tasks."""
+        texts: dict[str, list[str]] = defaultdict(list)
+        for (environment, *_), text in self.openings.items():
+            if text:
+                texts[environment].append(text)
+        shared = {environment: _shared_words(several) for environment, several in texts.items()}
+        names = {}
+        for task in tasks:
+            text = self.openings.get(task.key, "")
+            rest = text[shared.get(task.environment, 0) :]
+            words = text if len(rest) == len(text) else f"…{rest}"
+            words = words if len(words) <= LONGEST_NAME else f"{words[: LONGEST_NAME - 1]}…"
+            names[task.key] = f"{task.name} {words}".strip()
+        return names
+
     def add_failure(self, attempt: Attempt) -> None:
         """Add a failed attempt."""
         error = attempt.error or StoredError()
         self.failures[error.kind, error.type] += 1
         self.messages.setdefault((error.kind, error.type), error.message)
+
+
+def _shared_words(texts: Sequence[str]) -> int:
+    """Return how many characters all texts begin with, up to the end of a word; 0 if one has no more than that."""
+    if len(texts) < 2:
+        return 0
+    first, last = min(texts), max(texts)
+    same = next(
+        (n for n, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first)
+    )
+    count = first.rfind(" ", 0, same) + 1
+    return count if all(len(text) > count for text in texts) else 0
 
 
 def time_split(total_s: float, calls: Calls) -> dict[str, float]:

@@ -19,7 +19,7 @@ class Entry(NamedTuple):
 def transcript(result: Any) -> list[Entry]:
     """The input and the output of the agent's last response, from a rollout's result."""
     given, answered = items_of(result)
-    return [*_entries(given), *_entries(answered)]
+    return [*entries_of(given), *entries_of(answered)]
 
 
 def items_of(result: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
@@ -53,7 +53,8 @@ def _items(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _entries(items: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+def entries_of(items: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    """Yield the entries of items."""
     for item in items:
         kind = str(item.get("type") or "message")
         if kind == "message":
