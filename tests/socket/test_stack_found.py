@@ -131,7 +131,7 @@ def test_a_daemon_of_another_user_is_only_counted(one: Waiting, monkeypatch: pyt
     before = find_daemons().of_other_users
     someone = os.getuid() + 1
     monkeypatch.setattr(daemons, "unjudged_stacks", set)
-    monkeypatch.setattr(daemons, "_shared_elsewhere", lambda here: [])
+    monkeypatch.setattr(daemons, "_unreachable_sockets", lambda here: [])
     monkeypatch.setattr(os, "getuid", lambda: someone)
     found = find_daemons()
     assert one.daemon not in found.reachable

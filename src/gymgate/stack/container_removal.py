@@ -23,10 +23,13 @@ from gymgate.gym.runtime.containers import ROLLOUT, SERVERS, STACK, Selection, l
 GRACE_S = 3.0
 """For servers that still run to remove the containers of a rollout that has ended."""
 _PAUSE_S = 0.5
+"""Between scans: each starts docker once or twice."""
 _LONG_PAUSE_S = 4.0
+"""Between scans for a container that may only come once its image is pulled."""
 _EMPTY_SCANS = 3
 """Scans in a row that find no container before the containers count as gone."""
 _GIVE_UP_S = 120.0
+"""After which containers that docker does not remove are left; `gymgate cache clean` finds them."""
 _PULL_S = 600.0
 """How long a rollout's containers are looked for, with the long pause: its `docker run` may be pulling an image."""
 

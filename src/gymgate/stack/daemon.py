@@ -225,6 +225,7 @@ class Daemon:
 
     async def _stop(self) -> None:
         """Stop rollouts first, then servers, then everything that is left. Bounded."""
+        # Rollouts before servers: a rollout whose server is killed first would report that as its error.
         is_up = self._start is not None and await self._start.stop() is not None
         calls = {task for holder in self.leases for task in holder.peer.tasks.values()}
         if is_up:

@@ -138,24 +138,22 @@ class DaemonReport:
 
 def find_daemons() -> DaemonOverview:
     """Return the daemons of this machine. Blocks for milliseconds."""
-    here: list[DaemonProcess] = []
-    elsewhere, of_other_users = unjudged_stacks(), 0
-    for pid in _running():
-        try:
+    reachable: list[DaemonProcess] = []
+    unreachable, of_other_users = unjudged_stacks(), 0
+    for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]:
+        with contextlib.suppress(OSError):  # it may end meanwhile
             command = DaemonCommand.read(arguments_of(pid))
             if command is None:
                 continue
             if Path(f"/proc/{pid}").stat().st_uid != os.getuid():
                 of_other_users += 1
             elif _namespace(pid) != _namespace(os.getpid()):
-                elsewhere.add(command.socket_path.parent)
+                unreachable.add(command.socket_path.parent)
             elif (daemon := read_daemon(pid)) is not None:
-                here.append(daemon)
-        except OSError:  # it has ended
-            continue
-    elsewhere.update(_shared_elsewhere({daemon.command.socket_path for daemon in here}))
-    here.sort(key=lambda daemon: (daemon.ticks, daemon.pid))
-    return DaemonOverview(here, sorted(elsewhere), of_other_users)
+                reachable.append(daemon)
+    unreachable.update(_unreachable_sockets({daemon.command.socket_path for daemon in reachable}))
+    reachable.sort(key=lambda daemon: (daemon.ticks, daemon.pid))
+    return DaemonOverview(reachable, sorted(unreachable), of_other_users)
 
 
 def read_daemon(pid: int) -> DaemonProcess | None:
@@ -223,17 +221,13 @@ def connect_to_observe(path: Path) -> socket.socket:
         raise
 
 
-def _shared_elsewhere(here: Collection[Path]) -> Iterator[Path]:
+def _unreachable_sockets(known: Collection[Path]) -> Iterator[Path]:
     """Yield the sockets of shared stacks behind which a process listens that cannot be seen from here."""
     for path in shared_directory().glob("*.sock"):
-        if path not in here:
+        if path not in known:
             with contextlib.suppress(OSError), connect_to_observe(path) as connection:
                 if process_at(connection) == 0:
                     yield path
-
-
-def _running() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 
 def _namespace(pid: int) -> str:

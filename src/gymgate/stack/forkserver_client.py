@@ -24,8 +24,11 @@ from gymgate.stack.children import Child, disk_full, reason_in
 from gymgate.stack.paths import ray_directory
 
 KILL_TIMEOUT_S = 1.5
+"""For a fork server to end what it started, which takes it a second at most, before it is killed."""
 RAY_POLL_S = 0.1
+"""Between looks for the address of a Ray that starts, which takes seconds."""
 _LINE_LIMIT = 1 << 20
+"""Bytes of an event, of which the longest has a hundred."""
 
 logger = logging.getLogger(__name__)
 

@@ -124,7 +124,7 @@ def _start(address: DaemonAddress) -> tuple[socket.socket, subprocess.Popen[byte
     of this process, to which paths in a config are relative.
     """
     with contextlib.suppress(FileNotFoundError):
-        address.socket_path.unlink()
+        address.socket_path.unlink()  # a dead daemon's: nobody answered, and the lock keeps others out
     address.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, address.log.open("ab") as log:
         listener.bind(str(address.socket_path))

@@ -54,7 +54,7 @@ class LeaseHolder:
             raise StackLostError("the stack is stopping")
         self.peer.tell("welcome")  # a caller that heard anything does not try another daemon
         refuse_protocol(message["protocol"], "daemon")
-        self._watch_process()
+        self._watch_process()  # before the start, which may take minutes and should end with its process
         config = StackConfig.model_validate(message["config"])
         self._judges = {name: self._reachable(endpoint) for name, endpoint in config.models}
         running = await self.daemon.started(config)
@@ -69,7 +69,7 @@ class LeaseHolder:
 
         Raises `ConfigError` and `DataError` for mistakes of the caller; any other failure is in the record.
         """
-        started = time.monotonic()
+        started = time.monotonic()  # first: routing a long row takes time of the rollout too
         stack = self.daemon.running
         environment, agent = stack.choose(message["environment"], message["agent"])
         plan = environment.plan

@@ -33,6 +33,7 @@ from gymgate.stack.ray_pool import RayPool
 ATTEMPTS = 3
 """Tries to connect, when the daemon that answered was about to exit."""
 REAP_TIMEOUT_S = 5.0
+"""For a daemon that stops to be gone: longer than all the bounds of its own steps."""
 STAYS_S = 0.3
 """A shared daemon that has not begun to stop after this time stays."""
 

@@ -18,7 +18,9 @@ MAX_LOG = 8 << 20
 KEPT = 2 << 20
 """Bytes at its end that stay."""
 CHECK_S = 10.0
+"""Between looks at the sizes. A server that writes 100 MB a second is a gigabyte over the limit by then."""
 _HEAD = 64
+"""Bytes by which a reader sees that the file was cut: the line about what was dropped, or another first line."""
 _DROPPED = re.compile(rb"^\[(\d+) bytes were dropped here\]\n", re.MULTILINE)
 
 logger = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from gymgate.core.errors import ConfigError, GymgateError, MissingExtraError, fr
 from gymgate.core.extras import install_command
 
 CONNECT_S = 10.0
+"""For the cluster's address to be reached."""
 CHUNK = 64 * 1024
 """Bytes of one call. Ray sends up to 100 KiB without its object store."""
 READ_S = 20.0

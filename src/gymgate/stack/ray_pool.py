@@ -220,10 +220,6 @@ class RayPool:
                     known["output_tokens"] += state["output_tokens"]
         return {"calls": calls, "replicas": replicas, "nodes": nodes}
 
-    async def _policy(self, message: dict[str, Any], request: bytes) -> Reply:
-        """Pass a call of a callable on to the process that registered it."""
-        return await self.peer.exchange("policy", message, request)
-
     def _with_room(self) -> NodeStack | None:
         """Return the stack with the fewest rollouts, if it takes one more."""
         taking = [stack for stack in self.stacks.values() if stack.up and not stack.leaving]
@@ -260,7 +256,8 @@ class RayPool:
         actor = start_relay(self._ray, node_id, self.where.cpus_per_stack or 0, name)
         tunnel = Tunnel(actor, secrets.token_hex(8))
         stack = NodeStack(f"{host}/{node_id[:8]}", node_id, tunnel, shared=shared)
-        stack.connection.peer.handlers["policy"] = self._policy
+        # A callable is called in the process that registered it, which is at the other end of the pool.
+        stack.connection.peer.handlers["policy"] = lambda call, body: self.peer.exchange("policy", call, body)
         stack.connection.progress = lambda line: self._tell(f"{stack.name}: {line}")
         self._in_background(self._keep(stack, (node_id, number)))
         return stack

@@ -60,6 +60,7 @@ class RunningStack:
         An environment whose servers do not start is left out, with a warning, while another one starts. Raises if
         none does, or for a mistake in the config. Call `stop` in any case.
         """
+        # First what needs no port and no process: a mistake in the config leaves nothing to undo.
         resolved = await asyncio.to_thread(self._resolve)
         await self._exits.enter_async_context(self.gateway)
         await self._exits.enter_async_context(self.client)
@@ -104,9 +105,10 @@ class RunningStack:
                 await asyncio.gather(*stops, return_exceptions=True)
                 await self._fork_servers.close()
                 await self._exits.aclose()
+        # Those that have left their session, and are this process's now: it adopts what loses its parent.
         for pid in {*forkserver.descendants(os.getpid())} - self._containers.pids:
             forkserver.send_signal(pid, signal.SIGKILL)
-        self._containers.close()
+        self._containers.close()  # after the servers, which would make new ones
         remove_ray_directories()
 
     def describe(self) -> dict[str, Any]:

@@ -45,11 +45,13 @@ from gymgate.stack.protocol import Peer, Reply, refuse_protocol
 from gymgate.stack.wire import endpoint_to_wire
 
 MIN_TOKEN = 16
+"""Characters: whoever reaches the port may guess, as often as it takes connections."""
 MAX_FRAME = MAX_BODY
 """Bytes of one message of a caller, a row included."""
 MAX_STRANGERS = 256
 """Connections that have not shown the token, and at most a quarter of the files that may be open."""
 ACCEPT_AGAIN_S = 0.1
+"""After a connection could not be accepted: without a pause, a full table of files would use a whole processor."""
 ONLY_HTTP = "a stack of another machine runs policies at HTTP endpoints only (no callables, recordings or token engines)"
 
 logger = logging.getLogger(__name__)

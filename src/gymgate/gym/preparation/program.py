@@ -23,7 +23,9 @@ from gymgate.gym.runtime.venv import LOCK, writing
 Event = dict[str, Any]
 PROGRAM = Path(inside.__file__).parent / "preparation" / "__main__.py"
 LAST_EVENTS = ("done", "help", "lacks", "refused", "failed")
+"""Without one of these, the program died."""
 END_TIMEOUT_S = 10.0
+"""For a program that has closed its output to exit."""
 LOG_LINES = 6
 """Lines of the log that an error quotes."""
 

@@ -21,6 +21,7 @@ STACK, SERVERS, ROLLOUT, PROCESS, USER = (
 """Labels: the stack; the servers in it that started the container, and for which rollout, where that is known; the daemon
 process and user of the stack."""
 _TIMEOUT_S = 30.0
+"""For one docker command: removing many containers on a busy machine takes it seconds."""
 
 
 class Selection(NamedTuple):

@@ -148,11 +148,17 @@ class Installation:
         """Install them beside the release with the release's versions kept, or as few of them changed as possible."""
         requested = self.recipe.requirements
         before = self._versions()
-        locked = pins(self.recipe.lock) if self.recipe.lock else _pins_of(before)
+        locked = (
+            pins(self.recipe.lock)
+            if self.recipe.lock
+            else {name: f"{name}=={version}" for name, version in before.items() if name != "nemo-gym"}
+        )
         named = {package_of(requirement) for requirement in requested}
         free = {package: pin for package, pin in locked.items() if package not in named}
         # Once pins are given up, nothing but these keeps the release's own requirements met.
-        complete = (*requested, *self._own_requirements())
+        [release] = metadata.distributions(name="nemo-gym", path=[str(self.site)])
+        own = [requirement for requirement in release.requires or () if "extra ==" not in requirement]
+        complete = (*requested, *own)
         for requirements, constraints in ((requested, locked), (complete, free), (complete, {})):
             try:
                 with _file(requirements) as file, _file(constraints.values()) as held:
@@ -178,11 +184,6 @@ class Installation:
                 f"warning: {', '.join(requested)} changed {', '.join(changed)}; nemo-gym {self.recipe.version} was locked "
                 "with the former"
             )
-
-    def _own_requirements(self) -> list[str]:
-        """The release's own requirements, which hold whatever a server asks for."""
-        [release] = metadata.distributions(name="nemo-gym", path=[str(self.site)])
-        return [requirement for requirement in release.requires or () if "extra ==" not in requirement]
 
     def _versions(self) -> dict[str, str]:
         """The version of each installed package, by normalised name."""
@@ -225,10 +226,6 @@ class Installation:
         finally:
             done.set()
             reminder.join()
-
-
-def _pins_of(installed: dict[str, str]) -> dict[str, str]:
-    return {name: f"{name}=={version}" for name, version in installed.items() if name != "nemo-gym"}
 
 
 def _share_bytecode(base: Path, site: Path) -> None:

