@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from gymgate.cli.environments import environment_configs, writable_path
 from gymgate.cli.options import (
     DIRECTORY,
     FILE,
+    OTHER,
     agent_option,
     config_option,
     env_var_option,
+    field_option,
+    given_fields,
     gym_option,
     json_option,
     number_option,
-    seconds_option,
+    parsed,
     set_option,
 )
 from gymgate.cli.output import echo, log, print_json, print_table
 from gymgate.cli.texts import key_value
-from gymgate.core.config import RuntimeConfig
+from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gymgate.gym.preparation import Manifest, PrepareConfig
+from gymgate.gym.preparation import Manifest, PrepareConfig, ScriptHelp, blend_files, parse_blend_file
+from gymgate.gym.preparation import prepare as prepare_data
 
 
 @click.group("data")
@@ -37,48 +40,35 @@ def command() -> None:
 @click.argument("environment", metavar="ENV|BENCHMARK")
 @click.argument("script_arguments", nargs=-1, metavar="[-- SCRIPT_ARG...]")
 @click.option("-o", "--output", type=DIRECTORY, help="Directory for the files. [data/ENV]")
-@click.option(
-    "--split",
+@field_option(
+    OTHER,
+    PrepareConfig,
     "splits",
-    multiple=True,
+    "--split",
     type=click.Choice(["train", "validation", "benchmark", "example"]),
     help="Kind of declared data to prepare; with --input or a script, the file to write. Repeatable. "
     "[all but example; train]",
 )
-@click.option(
-    "--arg",
+@field_option(
+    OTHER,
+    PrepareConfig,
     "arguments",
-    multiple=True,
+    "--arg",
     metavar="KEY=VALUE",
-    help="Argument of the data's prepare(). Repeatable.",
+    callback=parsed(lambda texts: [key_value("--arg", text) for text in texts]),
 )
-@click.option("--script", metavar="FILE", help="Script of ENV to run instead of what its config declares.")
-@click.option("--input", metavar="FILE", help="Your own rows (JSONL) instead of the declared data.")
-@click.option(
-    "--prompt", metavar="FILE", help="Prompt (YAML: user, system) to fill raw rows into. [the declared one]"
-)
+@field_option(OTHER, PrepareConfig, "script", metavar="FILE")
+@field_option(OTHER, PrepareConfig, "input", metavar="FILE")
+@field_option(OTHER, PrepareConfig, "prompt", metavar="FILE")
 @config_option
 @agent_option
 @set_option
-@click.option(
-    "--with",
-    "requirements",
-    multiple=True,
-    metavar="PACKAGE",
-    help="Package that a script needs. Repeatable.",
-)
-@click.option(
-    "--token-var",
-    "token_env",
-    default="HF_TOKEN",
-    show_default=True,
-    metavar="NAME",
-    help="Environment variable with the hub's token.",
-)
+@field_option(OTHER, PrepareConfig, "requirements", "--with", metavar="PACKAGE")
+@field_option(OTHER, PrepareConfig, "token_env", "--token-var", metavar="NAME")
 @env_var_option
-@click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, instead of failing.")
-@click.option("--refresh", is_flag=True, help="Fetch again what was fetched earlier.")
-@seconds_option("--prepare-timeout", "timeout_s", default=14400.0, help="Seconds for the whole preparation.")
+@field_option(OTHER, PrepareConfig, "skip_bad")
+@field_option(OTHER, PrepareConfig, "refresh")
+@field_option(OTHER, PrepareConfig, "timeout_s", "--prepare-timeout")
 @gym_option
 @json_option
 @click.pass_context
@@ -88,8 +78,8 @@ def prepare(
     environment: str,
     output: Path | None,
     as_json: bool,
-    gym: RuntimeConfig,
-    **options: Any,
+    script_arguments: tuple[str, ...],
+    **_: Any,
 ) -> None:
     """Download the data of an environment or benchmark and write rows that run.
 
@@ -104,16 +94,22 @@ def prepare(
       gymgate data prepare reasoning_gym -- --task knights_knaves --size 500 --seed 1
       gymgate data prepare math_with_judge --input raw.jsonl --prompt prompt.yaml
     """
-    from gymgate.cli.environments import environment_configs, writable_path
-    from gymgate.gym.preparation import ScriptHelp
-    from gymgate.gym.preparation import prepare as prepare_data
-
-    (environment_config,) = environment_configs(context, [environment])
-    own = {name: value for name, value in options.items() if name not in ("config", "agent", "settings")}
-    prepare_config = _prepare_config(environment=environment_config, runtime=gym, **own)
+    given = given_fields(context)
+    file = given[PrepareConfig].get("input")
+    if script_arguments and not script_arguments[0].startswith("-"):
+        raise ConfigError(
+            f"one environment at a time, not {script_arguments[0]!r} as well; arguments of a script come after --"
+        )
+    if file and (script_arguments or "script" in given[PrepareConfig]):
+        raise ConfigError("--input and a script both give rows; name only one of them")
+    if file and not Path(file).expanduser().is_file():
+        raise ConfigError(f"--input {file!r}: there is no such file")
+    (config,) = environment_configs(context, [environment])
+    settings = {**given[PrepareConfig], **given[StackConfig]}
+    settings |= {"environment": config, "script_arguments": script_arguments}
     target = writable_path(output or Path("data") / _file_name(environment))
     try:
-        manifest = prepare_data(prepare_config, target, progress=log)
+        manifest = prepare_data(PrepareConfig.model_validate(settings), target, progress=log)
     except ScriptHelp as text:
         echo(str(text))
         return
@@ -121,34 +117,6 @@ def prepare(
         print_json(manifest)
     else:
         _print(manifest, target)
-
-
-def _prepare_config(
-    *,
-    script_arguments: tuple[str, ...],
-    splits: tuple[str, ...],
-    arguments: tuple[str, ...],
-    **fields: Any,
-) -> PrepareConfig:
-    """The config for the options, which have the names of its fields; `ConfigError` for those that do not fit."""
-    from gymgate.gym.preparation import PrepareConfig
-
-    file = fields["input"]
-    if script_arguments and not script_arguments[0].startswith("-"):
-        raise ConfigError(
-            f"one environment at a time, not {script_arguments[0]!r} as well; arguments of a script come after --"
-        )
-    if file and (fields["script"] or script_arguments):
-        raise ConfigError("--input and a script both give rows; name only one of them")
-    if file and not Path(file).expanduser().is_file():
-        raise ConfigError(f"--input {file!r}: there is no such file")
-    if splits:
-        fields["splits"] = splits
-    return PrepareConfig(
-        script_arguments=script_arguments,
-        arguments=tuple(key_value("--arg", text) for text in arguments),
-        **fields,
-    )
 
 
 def _file_name(environment: str) -> str:
@@ -180,8 +148,6 @@ def blend(files: tuple[str, ...], output: Path, rows: int | None, seed: int, as_
     Each next row comes from FILE with a probability in proportion to WEIGHT (1 if not given); the order within a
     file is kept. A file that is exhausted, or has given CAP rows, drops out and the others share its weight.
     """
-    from gymgate.gym.preparation import blend_files, parse_blend_file
-
     parsed = [parse_blend_file(text) for text in files]
     result = blend_files(parsed, output, rows=rows, seed=seed)
     if as_json:

@@ -22,15 +22,15 @@ class PrepareConfig(Config):
     splits: tuple[Split, ...] = ("train", "validation", "benchmark")
     """Kinds of declared datasets to prepare; each gets a file."""
     arguments: tuple[tuple[str, Any], ...] = ()
-    """Keyword arguments of the dataset's own `prepare()`."""
+    """Arguments of the data's `prepare()`."""
     script: str | None = None
-    """A script of the environment to run instead of what its config declares."""
+    """Script of the environment to run instead of what its config declares."""
     script_arguments: tuple[str, ...] = ()
     """The script's command line; without `script`, for the only script that the environment has."""
     input: str | None = None
-    """A JSONL file of your own instead of what the config declares."""
+    """Your own rows (JSONL) instead of the declared data."""
     prompt: str | None = None
-    """Prompt file (YAML: `user`, perhaps `system`) to fill rows into, instead of the declared one."""
+    """Prompt (YAML: `user`, `system`) to fill raw rows into; `None`: the declared one."""
     requirements: tuple[str, ...] = ()
     """Packages that a script needs and does not declare."""
     token_env: str = DEFAULT_TOKEN_ENV
@@ -38,11 +38,11 @@ class PrepareConfig(Config):
     env_vars: tuple[str, ...] = ()
     """Names of further environment variables that a script may see."""
     skip_bad: bool = False
-    """Leave out rows that cannot run, instead of an error."""
+    """Leave out rows that cannot run, instead of failing."""
     refresh: bool = False
     """Fetch again what was fetched earlier."""
     timeout_s: float = Field(default=14400.0, gt=0)
-    """Seconds for everything, downloads included, without making a runtime."""
+    """Seconds for the whole preparation, without making a runtime."""
 
 
 class _Note(BaseModel):
