@@ -59,7 +59,7 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
         environment = RunningEnvironment(spec, [config.path], runtime, context)
         try:
             await environment.start()
-            with environment.agent_port(environment.plan.default_agent) as port:
+            with environment.server_port(environment.plan.default_agent) as port:
                 yield f"http://127.0.0.1:{port}/run"
         finally:
             await environment.stop()

@@ -24,6 +24,7 @@ from gymgate.core.errors import StackLostError
 from gymgate.rollouts import Rollout
 from gymgate.stack.client import Lease, Stack
 from gymgate.stack.daemon import Daemon
+from gymgate.stack.destinations import Destination
 from gymgate.stack.launch import DaemonAddress
 from gymgate.stack.running_environment import ServerSet
 from gymgate.stack.running_stack import RunningStack
@@ -39,20 +40,22 @@ class Scripted:
 
     name = "scripted"
     plan = SimpleNamespace(
-        default_agent="agent", strategy=lambda agent: "body", policies={"agent": frozenset[str]()}
+        destination=lambda name, taskset: Destination("agent", "agent", "body", frozenset()),
+        untrainable=lambda agent: None,
     )
+    tasksets: frozenset[str] = frozenset()
     judges: frozenset[str] = frozenset()
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.agents = {"agent": "simple_agent"}
+        self.agents = self.row_targets = {"agent": "simple_agent"}
         self.agent_processes: dict[str, Any] = {}
 
     async def server_set(self) -> ServerSet:
         return ServerSet(0)
 
     @contextlib.contextmanager
-    def agent_port(self, agent: str) -> Iterator[int]:
+    def server_port(self, server: str) -> Iterator[int]:
         yield self.port
 
     def remove_containers(self, *args: Any, **settings: Any) -> None:
@@ -171,7 +174,8 @@ async def test_a_rollouts_key_reaches_its_agent(tmp_path: Path, strategy: str) -
         async with aiohttp.ClientSession() as http, http.post(f"{url}/responses", json=body) as response:
             return web.json_response({"reward": 1.0, "response": await response.json()})
 
-    plan = {**vars(Scripted.plan), "strategy": lambda agent: strategy}
+    chosen: Any = Destination("agent", "agent", strategy, frozenset())  # type: ignore[arg-type]
+    plan = {**vars(Scripted.plan), "destination": lambda name, taskset: chosen}
     async with serving(tmp_path, asks) as daemon, joined(tmp_path) as stack:
         environment: Any = daemon.alone.environments["scripted"]
         environment.plan = SimpleNamespace(**plan)

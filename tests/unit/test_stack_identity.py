@@ -19,6 +19,7 @@ from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, StackConfig
 from gymgate.core.errors import ConfigError
 from gymgate.stack import identity
 from gymgate.stack.daemon import Daemon
+from gymgate.stack.destinations import Destination
 from gymgate.stack.identity import identity_of
 from gymgate.stack.lease_holder import LeaseHolder
 from gymgate.stack.paths import salt
@@ -236,6 +237,8 @@ async def test_a_connection_uses_the_judges_that_it_brought(tmp_path: Path) -> N
         for key, holder in zip("ab", holders, strict=True):
             await holder.hello({"protocol": PROTOCOL, "config": stack_to_wire(judged(api_key=key))}, b"")
         await asyncio.sleep(0)
-        opened: list[Any] = [holder._open(run, metadata_routing=False) for holder in holders]
+        opened: list[Any] = [
+            holder._open(run, Destination("a", "a", "url", frozenset())) for holder in holders
+        ]
         used = [given["judges"]["judge"] for given in opened]
         assert [judge.api_key.get_secret_value() for judge in used] == ["a", "b"]

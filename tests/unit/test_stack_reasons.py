@@ -93,8 +93,8 @@ def test_rollouts_go_to_the_worker_that_is_least_busy() -> None:
     environment = object.__new__(RunningEnvironment)
     held: Any = [SimpleNamespace(number=number) for number in (1, 2)]
     environment._ports, environment._rollouts = {"a": held}, Counter()
-    with environment.agent_port("a") as first, environment.agent_port("a") as second:
+    with environment.server_port("a") as first, environment.server_port("a") as second:
         assert (first, second) == (1, 2)
     for _ in range(2):
-        with environment.agent_port("a") as port:
+        with environment.server_port("a") as port:
             assert port == 1

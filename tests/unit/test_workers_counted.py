@@ -35,7 +35,7 @@ def workers(
     for directory, text in (("resources_servers/maths", ""), ("responses_api_agents/own", code)):
         (root / directory).mkdir(parents=True, exist_ok=True)
         (root / directory / "app.py").write_text(text)
-    servers = servers_of({name: config[name] for name in ("maths", "solver")})
+    servers = [each for each in servers_of(config) if each.name in ("maths", "solver", "episodes")]
     return count_workers(config, {server.name: read_code(server, [root]) for server in servers}, in_processes)
 
 
@@ -79,12 +79,31 @@ def test_an_agent_with_a_process_per_rollout(tmp_path: Path) -> None:
     assert warning.endswith("(--agent-processes)")
 
 
-@pytest.mark.parametrize("kind", ["responses_api_models", "environment_servers"])
-def test_servers_that_gymgate_stands_in_for(tmp_path: Path, kind: str) -> None:
-    found = workers(tmp_path, {}, other={kind: {"some": {"entrypoint": "app.py", "num_workers": 16}}})
+@pytest.mark.parametrize(
+    ("kind", "type_"), [("responses_api_models", "some"), ("environment_servers", "legacy_agent")]
+)
+def test_servers_that_gymgate_stands_in_for(tmp_path: Path, kind: str, type_: str) -> None:
+    found = workers(tmp_path, {}, other={kind: {type_: {"entrypoint": "app.py", "num_workers": 16}}})
     assert found.counts == {"maths": 1, "solver": 1}
     (warning,) = found.warnings
-    assert warning.startswith(f"other.{kind}.some.num_workers=16 ")
+    assert warning.startswith(f"other.{kind}.{type_}.num_workers=16 ")
+
+
+def test_an_environment_server_has_as_many_as_the_servers_that_it_calls(tmp_path: Path) -> None:
+    """Each of its workers calls one worker of its agent, which keeps the session."""
+    reference = {"type": "responses_api_agents", "name": "solver"}
+    block = {"entrypoint": "app.py", "agent_server": reference}
+    (tmp_path / "environment_servers" / "turn").mkdir(parents=True)
+    (tmp_path / "environment_servers" / "turn" / "app.py").touch()
+    config = {"episodes": {"environment_servers": {"turn": block}}}
+    for settings, count in (({}, 3), ({"num_workers": 2}, 3), ({"num_workers": 4}, 4)):
+        started = {"episodes": {"environment_servers": {"turn": {**block, **settings}}}}
+        assert workers(tmp_path, {}, {"num_workers": 3}, **started).counts == {
+            "maths": 1,
+            "solver": 3,
+            "episodes": count,
+        }
+    assert workers(tmp_path, {"num_workers": 3}, **config).counts["episodes"] == 3
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:

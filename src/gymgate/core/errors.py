@@ -9,6 +9,7 @@
       StackStartError(RuntimeError)        a server of the stack did not start
       StackLostError(ConnectionError)      the stack's daemon is gone
       ServerDiedError(RuntimeError)        a server died while a rollout needed it                [infrastructure]
+      EnvironmentBusyError(RuntimeError)   an environment server admits no further episode        [infrastructure]
       EnvironmentServerError(RuntimeError) an agent or resources server answered with an error    [environment]
         PolicyNeverAskedError              an agent ended a rollout before its first model call
       PolicyError(RuntimeError)            a policy's or judge's endpoint failed                  [policy]
@@ -128,8 +129,15 @@ class ServerDiedError(GymgateError, RuntimeError):
     log_tail: str | None
 
 
+class EnvironmentBusyError(GymgateError, RuntimeError):
+    """An environment server did not admit an episode in time, because it runs as many as its config allows at once."""
+
+    fields = ("server",)
+    server: str | None
+
+
 class EnvironmentServerError(GymgateError, RuntimeError):
-    """An agent or resources server answered with an error of its own, or made a model call that cannot be sent on."""
+    """A server of the environment answered with an error of its own, or made a model call that cannot be sent on."""
 
     fields = ("server", "status_code")
     server: str | None

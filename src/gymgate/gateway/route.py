@@ -71,6 +71,7 @@ class Route:
         rollout_id: str | None = None,
         limits: RolloutLimits | None = None,
         policy_servers: Collection[str] = (),
+        callers: Mapping[str, str] | None = None,
         record_bodies: bool = True,
         metadata_routing: bool = False,
         on_close: Callable[[Route], None] = lambda route: None,
@@ -93,6 +94,7 @@ class Route:
         self.closed = False
         self._targets = dict(targets)
         self._policy_servers = frozenset({POLICY, *policy_servers})
+        self._callers = callers or {}
         self._max_calls = limits.max_calls if limits is not None else None
         self._answers_overflow = limits is None or limits.context_overflow == "answer"
         self._record_bodies = record_bodies
@@ -178,6 +180,7 @@ class Route:
         target = self._admit(key.model_server)
         is_policy = key.model_server in self._policy_servers
         call = self._new_call(POLICY if is_policy else key.model_server, dialect)
+        call.record.agent = self._callers.get(key.model_server)
         call.connection = connection
         call.streamed = body.get("stream") is True
         if self._record_bodies:

@@ -170,6 +170,8 @@ class Gateway:
         judge_policy: Endpoint | Backend | None = None,
         limits: RolloutLimits | None = None,
         policy_servers: Collection[str] = (),
+        stand_ins: Collection[str] = (),
+        callers: Mapping[str, str] | None = None,
         record_bodies: bool = True,
         metadata_routing: bool = False,
     ) -> Route:
@@ -178,12 +180,15 @@ class Gateway:
         `judges` maps other model servers' instance names to endpoints; `"policy"` is `endpoint`, `"none"` refuses its
         calls, and the name `"*"` stands for every one not named. `judge_policy` answers in `endpoint`'s place where
         a judge is the policy. `policy_servers` are the model servers, besides the usual one, that the rollout's agent has for its
-        policy: their calls are the policy's, and go to `endpoint` unless `judges` gives one. Raises `ConfigError` if an
-        endpoint cannot be used.
+        policy: their calls are the policy's, and go to `endpoint` unless `judges` gives one. `stand_ins` are model servers that
+        stand for the policy's, each with conversations of its own: those among `policy_servers` are the policy, others answer
+        as judges that are the policy do. `callers` maps model servers to the one agent that calls each. Raises `ConfigError` if
+        an endpoint cannot be used.
         """
         policy = self._backend(endpoint)
         judging = policy if judge_policy is None else self._backend(judge_policy)
         targets: dict[str, Target | None] = {POLICY: Target(policy), POLICY_AS_JUDGE: Target(judging)}
+        targets |= {name: Target(policy if name in policy_servers else judging) for name in stand_ins}
         for name, judge in {**self._judges, **(judges or {})}.items():
             if name not in policy_servers or judge != "policy":
                 targets[name] = self._judge_target(judge, judging)
@@ -193,6 +198,7 @@ class Gateway:
             rollout_id=rollout_id,
             limits=limits,
             policy_servers=policy_servers,
+            callers=callers,
             record_bodies=record_bodies,
             metadata_routing=metadata_routing,
             on_close=self._retire,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog.scan import roots_around
-from gymgate.gym.inside.resolve import AGENTS, RESOURCES, ServerInstance
+from gymgate.gym.inside.resolve import AGENTS, ENVIRONMENT_SERVERS, RESOURCES, ServerInstance
 
 _USES_RAY = re.compile(
     r"^\s*(?:import ray|from ray\b)|\bray\.(?:remote|get|init|wait)\(|@ray\.remote", re.MULTILINE
@@ -71,5 +71,6 @@ def own_modules(directory: Path) -> Iterator[Path]:
 
 def component_roots(config_files: Iterable[Path], named: Iterable[str], site: Path) -> list[Path]:
     """Return where servers are looked for: the user's roots, the trees around the config files, the installed nemo-gym."""
-    around = (root for path in config_files for root in roots_around(path, (AGENTS, RESOURCES)))
+    kinds = (AGENTS, RESOURCES, ENVIRONMENT_SERVERS)
+    around = (root for path in config_files for root in roots_around(path, kinds))
     return [*(Path(root).expanduser().absolute() for root in named), *dict.fromkeys(around), site]

@@ -56,9 +56,9 @@ def _rows(options: EvalOptions, progress: Progress) -> Iterator[tuple[str, Row]]
     """Yield each row with the environment that runs it. Packaged data is read for each environment in turn."""
     environments = options.find_environments(progress)
     agents = {
-        agent.name: name
+        agent: name
         for name, environment in environments.items()
-        for agent in environment.config(options.config).agents
+        for agent in environment.config(options.config).row_targets
     }
     sources = open_sources(options.data, environments, options.rows)
     for source, name in zip(sources, environments, strict=False):  # one source for all, or one of each
@@ -76,7 +76,7 @@ def _refuse(row: Row, environments: Mapping[str, Environment], agents: Mapping[s
         config.name
         for environment in environments.values()
         for config in environment.configs
-        if any(agent.name == row.agent for agent in config.agents)
+        if row.agent in config.row_targets
     )
     other = next(others, None)
     hint = f"it is in config {other!r}" if other else f"the stack has {', '.join(sorted(agents))}"

@@ -15,7 +15,7 @@ from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_roll
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
 from gymgate.gym.catalog.entries import kind_of_file
 from gymgate.quality.known import known
-from gymgate.rollouts.row_fields import agent_of
+from gymgate.rollouts.row_fields import recorded_agent_of
 
 DERIVED = ("materialized_inputs", "reward_profiling")
 """Parts of the names of files that NeMo Gym derives from recorded rollouts."""
@@ -38,7 +38,7 @@ class RecordedRow:
     @property
     def agent(self) -> str | None:
         """The agent that was recorded."""
-        return agent_of(self.recording.raw)
+        return recorded_agent_of(self.recording.raw)
 
 
 def with_own_data(environment: Environment) -> Environment:
@@ -138,7 +138,7 @@ def config_for(
     each recorded agent that no config has."""
     default = environment.config(requested)
     names = {row.agent for row in recorded if row.agent is not None}
-    existing = {agent.name for config in environment.configs for agent in config.agents}
+    existing = {name for config in environment.configs for name in config.row_targets}
     notes = [f"recorded agent {name!r} no longer exists" for name in sorted(names - existing)]
     agents = names & existing
     if requested or not agents or agents & _agents(default):
@@ -147,4 +147,4 @@ def config_for(
 
 
 def _agents(config: EnvConfig) -> set[str]:
-    return {agent.name for agent in config.agents}
+    return {*config.row_targets}

@@ -28,6 +28,7 @@ from gymgate.quality.recorded_models import OrderedPolicy, RecordedJudge, Record
 from gymgate.quality.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.quality.tracebacks import last_traceback
 from gymgate.rollouts import Rollout, RolloutError
+from gymgate.rollouts.row_fields import ENVIRONMENT_SERVER
 from gymgate.stack import Policy, Stack
 
 MAX_TIMEOUTS = 2
@@ -207,7 +208,7 @@ class Replayer:
         limits = RolloutLimits(timeout_s=timeout_s or self._request.limits.timeout_s, max_calls=max_calls)
         # An agent that the release no longer has would be refused; the default one plays its row.
         agent = agent if agent in self._stack.agents else None
-        row = {key: value for key, value in row.items() if key != "agent_ref"}
+        row = {key: value for key, value in row.items() if key not in ("agent_ref", ENVIRONMENT_SERVER)}
         try:
             return await self._stack.run(row, policy=policy, agent=agent, limits=limits, record_bodies=True)
         except GymgateError as error:

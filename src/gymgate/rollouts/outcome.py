@@ -77,10 +77,12 @@ def _outcome(status: Any, limit: Any, reward: float | None, score_truncated: boo
 
 
 def _may_help(error: RolloutError | Mapping[str, Any] | None) -> bool:
-    """Whether another attempt may end differently: not if the policy refuses permanently."""
+    """Whether another attempt may end differently: not if the policy refuses permanently, or the environment says so."""
     if error is None:
         return False
     described = error if isinstance(error, Mapping) else error.__dict__
+    if described.get("terminal"):
+        return False
     return described.get("kind") != "policy" or bool(described.get("retryable"))
 
 

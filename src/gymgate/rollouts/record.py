@@ -47,6 +47,8 @@ class ModelCall(Record):
     """Position among the rollout's calls, judges' included, by arrival."""
     model_server: str = POLICY
     """Gym instance the call was made to; any other than the policy's is a judge or a simulator."""
+    agent: str | None = None
+    """The agent that made it, where an environment server ran the rollout and only this agent calls that model server."""
     dialect: Dialect
     """API that the agent spoke."""
     request: dict[str, Any] | None = None
@@ -113,6 +115,8 @@ class RolloutError(Record):
     server: str | None = None
     status_code: int | None = None
     retryable: bool = False
+    terminal: bool = False
+    """Whether the environment says that another attempt would fail too; none is made then."""
     reward_given: float | None = None
     """For a failed judge: the reward that the environment gave all the same. It does not count."""
 

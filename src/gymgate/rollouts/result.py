@@ -19,8 +19,10 @@ from gymgate.core.errors import (
 from gymgate.rollouts.breakdowns import breakdown, is_masked
 from gymgate.rollouts.record import Limit, Rollout, RolloutError, RolloutStatus
 
-TRAJECTORIES = ("ng_trajectory", "_ng_trajectory")
-"""Gym's own copy of the conversation, which it makes because gymgate turns on the rollout's URL."""
+TRAJECTORIES = ("ng_trajectory", "_ng_trajectory", "ng_agent_observations")
+"""Gym's own copies of the conversation, which it makes because gymgate turns on the rollout's URL."""
+JUDGE_KINDS = frozenset({"judge_failed", "judge_unparseable"})
+"""Gym's kinds of failures of a judge."""
 PARTS = ("reward_components", "verifier_rewards")
 PART_PREFIX = "reward_"
 LARGEST = 1e100
@@ -88,8 +90,7 @@ def measurement_fields(result: dict[str, Any], row: bytes, metadata_key: str) ->
     Fields of the row, which Gym repeats in its answer, measure nothing, whatever their value. Their names decide: by value,
     a metric would be missing only in the rollouts where it equals the row's number.
     """
-    for name in TRAJECTORIES:
-        result.pop(name, None)
+    without_trajectories(result)
     for name in ("responses_create_params", "response"):
         _without_entry(result.get(name), metadata_key)
     measured: Mapping[str, Any] = result
@@ -97,6 +98,14 @@ def measurement_fields(result: dict[str, Any], row: bytes, metadata_key: str) ->
         repeated = codec.loads(row)
         measured = {name: value for name, value in result.items() if name not in repeated}
     return {"reward_parts": reward_parts(measured), "metrics": metrics(measured), "result": result}
+
+
+def without_trajectories(result: dict[str, Any]) -> None:
+    """Take Gym's own copies of the conversation out of a result, and out of its agent's answer."""
+    response = result.get("response")
+    for part in (result, response if isinstance(response, dict) else {}):
+        for name in TRAJECTORIES:
+            part.pop(name, None)
 
 
 def _without_entry(part: Any, metadata_key: str) -> None:
@@ -171,16 +180,16 @@ def failed_rollout(error: GymgateError, *, id: str = "", environment: str = "", 
     )
 
 
-def run_error(status: int, body: bytes, agent: str) -> GymgateError:
-    """Return the error for an agent's `/run` that answered with another status than 200."""
+def run_error(status: int, body: bytes, server: str, kind: str = "agent") -> GymgateError:
+    """Return the error for a `/run` of an agent, or of a server of another kind, that answered with another status than 200."""
     answer = inner = _read(body)
     if status == 422:
-        return DataError(f"agent {agent!r} rejects the row: {_line(answer)}")
+        return DataError(f"{kind} {server!r} rejects the row: {_line(answer)}")
     while (passed_on := _passed_on(inner)) is not None:
         inner = _read(passed_on)
     message = _line(inner) if inner is answer else f"a server that it called failed: {_line(inner)}"
     return EnvironmentServerError(
-        f"agent {agent!r}: HTTP {status}: {message}", server=agent, status_code=status
+        f"{kind} {server!r}: HTTP {status}: {message}", server=server, status_code=status
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gymgate.core import codec
 from gymgate.core.errors import DataError
-from gymgate.rollouts.row_fields import agent_of, lacking_params
+from gymgate.rollouts.row_fields import agent_of, flat_row, lacking_params
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class Row:
     """A row that has `responses_create_params` with `input`; the rest is for the environment."""
 
     data: dict[str, Any]
-    """Verbatim."""
+    """As its source has it; flat if NeMo Gym materialised it."""
     key: str
     """16 hex digits of its content; the same for equal rows, whatever the source, order of keys or `_ng_*` entries."""
     agent: str | None
-    """The agent instance that `agent_ref` names."""
+    """The agent that `agent_ref` names, or the environment server that `_ng_environment_server` names."""
     source: str
     """The file or dataset that it was read from."""
     line: int
@@ -30,6 +30,8 @@ class Row:
 
 def make_row(data: dict[str, Any], source: str, line: int) -> Row:
     """Return a validated row. Raises `DataError` with the source and line."""
+    if (flat := flat_row(data)) is not data:
+        data = dict(flat)
     if lacking := lacking_params(data):
         raise row_error(lacking, source, line)
     try:

@@ -1,4 +1,4 @@
-"""The fields that a row must have to be run, and the agent that it names."""
+"""The fields that a row must have to be run, what runs it, and the flat form of one that NeMo Gym materialised."""
 
 from __future__ import annotations
 
@@ -8,9 +8,25 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.core.errors import DataError
 
+TASK_ID, ENVIRONMENT_SERVER = "_ng_task_id", "_ng_environment_server"
+"""NeMo Gym's entries for the task that a row was made of, `{"taskset": ..., "task_id": ...}`, and for the environment server that
+runs it."""
+
+
+def flat_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row that NeMo Gym has materialised (`task_id`, `task_input`) with its fields at the top, and its task's identity
+    in `_ng_task_id`. Any other row comes back as it is.
+    """
+    task, fields = row.get("task_id"), row.get("task_input")
+    if not isinstance(task, Mapping) or not isinstance(fields, Mapping):
+        return row
+    rest = {name: value for name, value in row.items() if name not in ("task_id", "task_input")}
+    return {**fields, **rest, TASK_ID: task}
+
 
 def row_json(row: Mapping[str, Any]) -> bytes:
     """Return the row as JSON. Raises `DataError` for a row that no agent can take, or that JSON cannot hold."""
+    row = flat_row(row)
     if lacking := lacking_params(row):
         raise DataError(f"row {lacking}")
     try:
@@ -39,7 +55,22 @@ def lacking_params(row: Mapping[str, Any]) -> str:
 
 
 def agent_of(row: Mapping[str, Any]) -> str | None:
-    """Return the agent that the row names, if any."""
-    reference = row.get("agent_ref")
-    name = reference.get("name") if isinstance(reference, dict) else reference
-    return name if isinstance(name, str) and name else None
+    """Return the environment server or else the agent that the row names, if any."""
+    return _name(row.get(ENVIRONMENT_SERVER)) or recorded_agent_of(row)
+
+
+def recorded_agent_of(result: Mapping[str, Any]) -> str | None:
+    """Return the agent or else the environment server that a result of NeMo Gym names, if any."""
+    reference = result.get("agent_ref")
+    agent = reference.get("name") if isinstance(reference, dict) else reference
+    return _name(agent) or _name(result.get(ENVIRONMENT_SERVER))
+
+
+def _name(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def taskset_of(row: Mapping[str, Any]) -> str | None:
+    """Return the taskset that a row was materialised for, if it was."""
+    task = flat_row(row).get(TASK_ID)
+    return _name(task.get("taskset")) if isinstance(task, Mapping) else None

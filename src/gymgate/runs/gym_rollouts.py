@@ -12,6 +12,7 @@ from gymgate.core.errors import DataError
 from gymgate.core.files import replacing
 from gymgate.rollouts.breakdowns import breakdown
 from gymgate.rollouts.result import status_of
+from gymgate.rollouts.row_fields import recorded_agent_of
 from gymgate.runs.attempts import Attempt, TaskKey
 from gymgate.runs.record import LineReader, line_error, read_values
 from gymgate.runs.rows import RowReader
@@ -104,7 +105,7 @@ def read_gym_failures(path: Path) -> Iterator[Attempt]:
     last = {}
     for line, value in read_values(beside):
         numbered = _numbered(value, beside, line)
-        last[_agent(value), numbered[TASK], numbered[ROLLOUT]] = line, value
+        last[recorded_agent_of(value) or "", numbered[TASK], numbered[ROLLOUT]] = line, value
     for line, value in last.values():
         error = {
             "kind": str(value.get("_ng_failure_class") or "unknown"),
@@ -145,7 +146,7 @@ def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
 
 def _identifying_fields(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
     """Which rollout it is, of which task. The row itself is not there: a hash of the task's number stands for its key."""
-    agent = _agent(value)
+    agent = recorded_agent_of(value) or ""
     return {
         "row_key": hashlib.sha256(f"{agent}\n{value[TASK]}".encode()).hexdigest()[:16],
         "occurrence": 0,
@@ -157,8 +158,3 @@ def _identifying_fields(value: Mapping[str, Any], path: Path, line: int) -> dict
         "environment": agent,
         "agent": agent,
     }
-
-
-def _agent(value: Mapping[str, Any]) -> str:
-    """The agent's name; rows that a taskset made name only the environment server in front of it."""
-    return str((value.get("agent_ref") or {}).get("name") or value.get("_ng_environment_server") or "")

@@ -126,7 +126,7 @@ def environment_of(agent: str, catalog: Catalog, source: str, option: str) -> st
             config = environment.config(None)
         except ConfigError:
             continue
-        if any(instance.name == agent for instance in config.agents):
+        if agent in config.row_targets:
             environments.append(environment)
     if len(names := sorted({environment.name for environment in environments})) > 1:
         raise ConfigError(f"agent {agent!r} is in {', '.join(names)}; give the environment: --env ENV")

@@ -21,7 +21,7 @@ from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gym.runtime.command import Progress
 from gymgate.rollouts import Rollout
 from gymgate.rollouts.result import failed_rollout
-from gymgate.rollouts.row_fields import agent_of, row_json
+from gymgate.rollouts.row_fields import agent_of, row_json, taskset_of
 from gymgate.stack.protocol import PROTOCOL, Peer, Reply
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_rollout
 
@@ -60,6 +60,8 @@ class AgentInfo:
     """The name in a row's `agent_ref`."""
     type: str
     """Its implementation, such as `simple_agent`."""
+    untrainable: str | None = None
+    """Why its rollouts cannot be trained on: an environment server plays the policy with several agents. Names the setting."""
 
 
 class Lease:
@@ -249,8 +251,9 @@ class Stack:
     ) -> Rollout:
         """Run one row with its own policy endpoint.
 
-        The row goes to `agent`, else to the agent that its `agent_ref` names, else to the default of
-        `environment`, which may be left out in a stack of one. A callable gets chat-completions requests;
+        The row goes to `agent`, else to what it names (an environment server in `_ng_environment_server`, or an agent in
+        `agent_ref`), else to the environment server of its materialised taskset, else to the default of `environment`, which
+        may be left out in a stack of one. A callable gets chat-completions requests;
         `register` one for another dialect. `judge_policy` answers in the policy's place where a judge or a user
         simulator is the policy itself, so that a policy endpoint that records turns sees only the agent's.
         Cancelling it cancels the rollout.
@@ -275,6 +278,7 @@ class Stack:
                 "record_bodies": record_bodies,
                 "environment": environment,
                 "agent": agent,
+                "taskset": taskset_of(row),
             }
             try:
                 async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymgate.core import codec
@@ -14,6 +14,7 @@ from gymgate.core.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
 from gymgate.stack import routing
+from gymgate.stack.destinations import Destination
 from gymgate.stack.protocol import CallHandler, Peer, Reply, refuse_protocol
 from gymgate.stack.rollout import RolloutRun
 from gymgate.stack.wire import endpoint_from_wire
@@ -71,19 +72,25 @@ class LeaseHolder:
         """
         started = time.monotonic()  # first: routing a long row takes time of the rollout too
         stack = self.daemon.running
-        environment, agent = stack.choose(message["environment"], message["agent"])
-        plan = environment.plan
-        strategy = plan.strategy(agent)
-        route = self._open(
-            message,
-            metadata_routing=strategy in routing.BY_METADATA,
-            policy_servers=plan.policies[agent],
+        environment, destination = stack.choose(
+            message["environment"], message["agent"], message.get("taskset")
         )
+        route = self._open(message, destination)
         try:
-            body = routing.routed_row(
-                row, strategy, key=route.key, base_url=route.base_url, metadata=route.metadata
-            )
-            run = RolloutRun(environment, agent, body, route, message["limits"]["timeout_s"], started)
+            if destination.owns_episode:
+                body = routing.episode_request(row, key=route.key, taskset=destination.taskset)
+            else:
+                body = routing.routed_row(
+                    row,
+                    destination.strategy,
+                    key=route.key,
+                    base_url=route.base_url,
+                    metadata=route.metadata,
+                )
+            timeout_s = message["limits"]["timeout_s"]
+            run = RolloutRun(environment, destination.agent, body, route, timeout_s, started)
+            if destination.owns_episode:
+                run.owner, run.row = destination.server, row
             await run.run(stack)
         finally:
             await route.close()
@@ -102,9 +109,7 @@ class LeaseHolder:
             self._pidfd = None
         self.daemon.release(self)
 
-    def _open(
-        self, message: Mapping[str, Any], *, metadata_routing: bool, policy_servers: Collection[str] = ()
-    ) -> Route:
+    def _open(self, message: Mapping[str, Any], destination: Destination) -> Route:
         judging = message.get("judge_policy")
         return self.daemon.running.gateway.open(
             self._reachable(endpoint_from_wire(message["policy"])),
@@ -112,9 +117,11 @@ class LeaseHolder:
             judges=self._judges,
             judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
             limits=RolloutLimits(**message["limits"]),
-            policy_servers=policy_servers,
+            policy_servers=destination.policy_servers,
+            stand_ins=destination.stand_ins,
+            callers=destination.callers,
             record_bodies=message["record_bodies"],
-            metadata_routing=metadata_routing,
+            metadata_routing=destination.strategy in routing.BY_METADATA,
         )
 
     def _reachable(self, endpoint: JudgeEndpoint) -> Any:

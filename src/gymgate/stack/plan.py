@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,9 +29,9 @@ from gymgate.gym.catalog.sandboxes import (
 )
 from gymgate.gym.inside.resolve import (
     AGENTS,
+    ENVIRONMENT_SERVERS,
     MODELS,
     NOWHERE,
-    RELAYS,
     RESOURCES,
     Node,
     SandboxReference,
@@ -44,7 +44,15 @@ from gymgate.gym.inside.resolve import (
 )
 from gymgate.gym.runtime.sandbox_providers import usable_choices, why_unusable
 from gymgate.gym.server_code import ServerCode, read_code
-from gymgate.stack.routing import Strategy, strategy_for, unroutable_error
+from gymgate.stack.destinations import (
+    ROUTES,
+    Destination,
+    choose_server,
+    of_agent,
+    of_environment_server,
+    stand_ins,
+)
+from gymgate.stack.routing import Strategy, episode_error, strategy_for, unroutable_error
 from gymgate.stack.workers import Workers, count_workers
 
 _SANDBOX_URL = "sandbox_model_base_url"
@@ -76,7 +84,7 @@ class EnvironmentPlan:
         plan = cls(spec, stack, version, config, code)
         if not plan.agents:
             raise ConfigError(f"environment {spec.name!r} has no agent")
-        plan.strategy(plan.default_agent)
+        plan.destination()
         return plan
 
     @cached_property
@@ -92,6 +100,40 @@ class EnvironmentPlan:
     @property
     def default_agent(self) -> str:
         return self.spec.agent or next(iter(self.agents))
+
+    @cached_property
+    def row_targets(self) -> dict[str, str]:
+        """The names that rows may have, of agents and environment servers, each with its implementation."""
+        owners = servers_of(self.config, ENVIRONMENT_SERVERS)
+        started = {*self.servers}
+        names = {each.name: each.type for each in owners if {each.name, *each.called_agents} & started}
+        return self.agents | names
+
+    @property
+    def tasksets(self) -> Collection[str]:
+        """The materialised tasksets that are routed to an environment server."""
+        routes = self.config.get(ROUTES)
+        return {str(taskset) for taskset in routes} if isinstance(routes, dict) else ()
+
+    def untrainable(self, agent: str) -> str | None:
+        """Return why the rollouts of an agent cannot be trained on, with the setting that would help; `None` if they can."""
+        try:
+            return self.destination(agent).untrainable
+        except ConfigError:
+            return None  # they cannot be run either
+
+    def destination(self, name: str | None = None, taskset: str | None = None) -> Destination:
+        """Return what runs a row that names this agent or environment server, or none, and is of this materialised taskset.
+
+        Raises `ConfigError` if several environment servers could, or if the rollout's key would not reach its model calls.
+        """
+        server = choose_server(self.config, self.servers, name or self.default_agent, taskset)
+        if server.kind == AGENTS:
+            return of_agent(server, self.strategy(server.name))
+        for agent in server.called_agents:
+            if agent in self.agents and (strategy := self.strategy(agent)) != "url":
+                raise episode_error(server.name, agent, self.agents[agent], strategy)
+        return of_environment_server(server, self.servers)
 
     @cached_property
     def workers(self) -> Workers:
@@ -121,7 +163,7 @@ class EnvironmentPlan:
     @cached_property
     def urls(self) -> tuple[str, ...]:
         """Config keys with the URL of a model that servers call by themselves, without a model server."""
-        servers = servers_of(self.config, RESOURCES, AGENTS)
+        servers = servers_of(self.config, RESOURCES, AGENTS, ENVIRONMENT_SERVERS)
         used = {key for server in servers for key in interpolated_keys(server.block)}
         return tuple(sorted(key for key in used if self.config.get(key) == NOWHERE))
 
@@ -174,10 +216,14 @@ class EnvironmentPlan:
     def model_servers(self) -> tuple[str, ...]:
         """Every model server that the gateway answers for."""
         named = (server.name for server in _servers_to_start(self.config, MODELS))
-        is_own_judge = any(
-            POLICY in _names_in(server) for server in _servers_to_start(self.config, RESOURCES)
-        )
-        return (*named, *self.urls, *([POLICY_AS_JUDGE] if is_own_judge else []))
+        is_own_judge = any(_judges_with_policy(server) for server in self.servers.values())
+        own_judge = [POLICY_AS_JUDGE] if is_own_judge else []
+        return (*named, *self.urls, *own_judge, *self.stand_ins.values())
+
+    @cached_property
+    def stand_ins(self) -> dict[str, str]:
+        """Agent instance -> the model server that it has in place of the policy's, which it would share with another one."""
+        return stand_ins(self.servers)
 
     @cached_property
     def judges(self) -> frozenset[str]:
@@ -242,7 +288,7 @@ class EnvironmentPlan:
         ray: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Node:
-        """Return the config that servers get: without environment servers, with models on the gateway and our ports.
+        """Return the config that servers get: without relays, with models on the gateway and our ports.
 
         `ports` are those of the servers to start, `gateway` those of `model_servers`. `ray` is the address of a Ray;
         Docker containers get `labels`.
@@ -250,21 +296,27 @@ class EnvironmentPlan:
         result = {
             name: f"http://{LOOPBACK}:{gateway[name]}/v1" if value == NOWHERE and name in gateway else value
             for name, value in self.config.items()
-            if not (isinstance(value, dict) and RELAYS in value)
+            if not (isinstance(value, dict) and ENVIRONMENT_SERVERS in value)
         }
         for server in _servers_to_start(self.config):
             if server.kind == MODELS:
-                if server.name == POLICY and POLICY_AS_JUDGE in gateway:
-                    result[POLICY_AS_JUDGE] = _address(server, gateway[POLICY_AS_JUDGE])
                 host = self.policy_host if server.name == POLICY else LOOPBACK
                 result[server.name] = _address(server, gateway[server.name], host=host)
+                if server.name == POLICY:
+                    if POLICY_AS_JUDGE in gateway:
+                        result[POLICY_AS_JUDGE] = _address(server, gateway[POLICY_AS_JUDGE])
+                    for name in self.stand_ins.values():
+                        result[name] = _address(server, gateway[name], host=host)
             elif server.name in ports:
                 settings = {}
                 if server.type in _OWN_SANDBOX_URL and not server.block.get(_SANDBOX_URL):
                     settings[_SANDBOX_URL] = f"http://{self.policy_host}:{gateway[POLICY]}"
                 placed = _address(server, ports[server.name], **settings)
-                judged = server.kind == RESOURCES and POLICY_AS_JUDGE in gateway
-                result[server.name] = _judged_by_policy(placed) if judged else placed
+                if server.name in self.stand_ins:
+                    placed = _with_policy(placed, self.stand_ins[server.name])
+                elif _judges_with_policy(server):
+                    placed = _with_policy(placed, POLICY_AS_JUDGE)
+                result[server.name] = placed
         if ray is not None:
             result["ray_head_node_address"] = ray
         return with_labels(result, labels) if labels else result
@@ -280,16 +332,21 @@ def keyless_endpoints(models: Mapping[str, JudgeEndpoint]) -> dict[str, JudgeEnd
 
 
 def servers_to_start(config: Node, agent: str | None) -> list[ServerInstance]:
-    """Return all resources servers, and all agents or, with `agent`, this agent and those that it refers to."""
-    servers = {server.name: server for server in _servers_to_start(config, AGENTS, RESOURCES)}
+    """Return all resources servers, and all agents and environment servers or, with the name of one, this one, those that it
+    refers to, and the environment servers in front of these. Relays are left out.
+    """
+    kinds = (AGENTS, RESOURCES, ENVIRONMENT_SERVERS)
+    servers = {each.name: each for each in _servers_to_start(config, *kinds) if not each.is_relay}
     if agent is None:
         return [*servers.values()]
-    agents = sorted(server.name for server in servers.values() if server.kind == AGENTS)
-    if agent not in agents:
-        raise ConfigError(f"there is no agent {agent!r}; the config has {', '.join(agents) or 'none'}")
+    named = sorted(server.name for server in servers.values() if server.kind != RESOURCES)
+    if agent not in named:
+        raise ConfigError(f"there is no agent {agent!r}; the config has {', '.join(named) or 'none'}")
     names = [agent]
     for name in names:  # which grows meanwhile
-        names += sorted(_names_in(servers[name]) - {*names}) if name in servers else []
+        related = {each.name for each in servers.values() if name in each.called_agents}
+        related |= _names_in(servers[name]) if name in servers else set()
+        names += sorted(related - {*names})
     return [server for server in servers.values() if server.kind == RESOURCES or server.name in names]
 
 
@@ -313,13 +370,19 @@ def _address(server: ServerInstance, port: int, *, host: str = LOOPBACK, **setti
     return {server.kind: {server.type: block}}
 
 
-def _judged_by_policy(node: Any) -> Any:
-    """Return a block in which references to the policy's model server name its stand-in for judges."""
+def _judges_with_policy(server: ServerInstance) -> bool:
+    """Whether a server that does not play the policy itself refers to the policy's model server, for a judge or a user."""
+    is_player = server.kind == AGENTS or (server.kind == ENVIRONMENT_SERVERS and not server.called_agents)
+    return not is_player and POLICY in _names_in(server)
+
+
+def _with_policy(node: Any, stand_in: str) -> Any:
+    """Return a block in which references to the policy's model server name one that stands in for it."""
     if isinstance(node, dict):
         if node.get("type") == MODELS and node.get("name") == POLICY:
-            return {**node, "name": POLICY_AS_JUDGE}
-        return {key: _judged_by_policy(child) for key, child in node.items()}
-    return [_judged_by_policy(child) for child in node] if isinstance(node, list) else node
+            return {**node, "name": stand_in}
+        return {key: _with_policy(child, stand_in) for key, child in node.items()}
+    return [_with_policy(child, stand_in) for child in node] if isinstance(node, list) else node
 
 
 def require_sandboxes(plan: EnvironmentPlan, site: Path) -> None:

@@ -1,4 +1,4 @@
-"""One rollout in the daemon: wait for its servers, post its row to its agent, and decide what came of it."""
+"""One rollout in the daemon: wait for its servers, post its row to its agent or environment server, decide what came of it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gymgate.core.config import POLICY
-from gymgate.core.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError, described
+from gymgate.core.errors import (
+    EnvironmentServerError,
+    GymgateError,
+    PolicyError,
+    RolloutTimeoutError,
+    StackLostError,
+    described,
+)
 from gymgate.core.http_client import LOOPBACK, MAX_BODY, HTTPClient, HTTPFailure, Request
 from gymgate.gateway.handler import DROPPED_KEY
 from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.route import Route
 from gymgate.rollouts import result as results
+from gymgate.rollouts.episodes import (
+    EpisodeFailure,
+    failed_episode_fields,
+    partial_fields,
+    read_episode,
+)
 from gymgate.rollouts.outcome import has_policy_call
+from gymgate.rollouts.record import Limit
 from gymgate.stack.agent_processes import AgentProcess
 from gymgate.stack.protocol import Reply
 from gymgate.stack.running_environment import RunningEnvironment, ServerSet
@@ -56,6 +70,10 @@ class RolloutRun:
     route: Route
     timeout_s: float
     started: float = field(default_factory=time.monotonic)
+    owner: str | None = None
+    """The environment server that it is posted to, which owns its episode."""
+    row: bytes | None = None
+    """The row, as JSON, where `body` is no row."""
     waits_for: str = "its turn"
     """Stands in the error if the time runs out."""
     fields: dict[str, Any] = field(default_factory=dict)
@@ -84,17 +102,17 @@ class RolloutRun:
         self.keys_dropped = stack.gateway.keyless_policy_calls > keyless_before
 
     async def post(self, client: HTTPClient, url: str) -> None:
-        """Post the row to the agent at `url`, and set what came of it.
+        """Post the row to the agent or environment server at `url`, and set what came of it.
 
-        Cancelling it closes the connection, at which the agent stops (nemo-gym 0.7). Late model calls of the agent are
+        Cancelling it closes the connection, at which that server stops (nemo-gym 0.7). Late model calls of its agents are
         refused once the route is closed.
         """
-        self.waits_for = f"agent {self.agent!r}"
+        self.waits_for = self.label
         try:
             status, _, body = await client.send(_request(url), self.body)
         except HTTPFailure as error:
             await asyncio.sleep(_DEATH_SHOWS_S)
-            message = f"agent {self.agent!r} broke the connection: {error}"
+            message = f"{self.label} broke the connection: {error}"
             self._fail(StackLostError(message))
             return
         if self.route.judges.failure is not None:
@@ -108,7 +126,18 @@ class RolloutRun:
             if self.route.failure is None:
                 await asyncio.sleep(_DEATH_SHOWS_S)  # the agent's error may come from a server that died
             clean = body.replace(self.route.key.encode(), self.route.rollout_id.encode())
-            self._fail(self.route.failure or results.run_error(status, clean, self.agent))
+            kind, server = self.addressee
+            self._fail(self.route.failure or results.run_error(status, clean, server, kind))
+
+    @property
+    def addressee(self) -> tuple[str, str]:
+        """What its row is posted to: the kind of server and its name."""
+        return ("agent", self.agent) if self.owner is None else ("environment server", self.owner)
+
+    @property
+    def label(self) -> str:
+        kind, server = self.addressee
+        return f"{kind} {server!r}"
 
     def packed(self) -> Reply:
         """Return the record, for the SDK process."""
@@ -158,7 +187,9 @@ class RolloutRun:
         async with stack.file_limit:
             self.waits_for = "the environment's servers"
             servers = await self.environment.server_set()
-            agent_port = contextlib.nullcontext(port) if port else self.environment.agent_port(self.agent)
+            agent_port = (
+                contextlib.nullcontext(port) if port else self.environment.server_port(self.addressee[1])
+            )
             judges = stack.gateway.keyless.judges.shared_with(self.route.judges, self.environment.judges)
             with judges, agent_port as number:
                 url = f"http://{LOOPBACK}:{number}/run"
@@ -180,35 +211,68 @@ class RolloutRun:
         finally:
             servers.rollouts.pop(task, None)
             if isinstance(servers, ServerSet):
-                if self.fields.get("result") is None:
+                if self.fields.get("result") is None or self.fields["status"] == "failed":
                     self.environment.remove_containers(servers, self.route.key, began, cancelled=cancelled)
                 self.environment.remove_unclaimed(servers)
 
     def _read(self, body: bytes) -> None:
-        """Set what an agent's answer with status 200 comes to."""
-        read = results.read_result(body, key=self.route.key, rollout_id=self.route.rollout_id)
-        if read is None:
+        """Set what an answer with status 200 comes to."""
+        try:
+            answer = self._answer(body)
+        except ValueError as error:
+            self._fail(EnvironmentServerError(f"{self.label}: {error}", server=self.addressee[1]))
+            return
+        if answer is None:
             text = results.error_line(body)
-            self._fail(StackLostError(f"agent {self.agent!r} did not return a JSON object: {text}"))
-        elif (failure := self._decisive_failure(read)) is not None:
+            self._fail(StackLostError(f"{self.label} did not return a JSON object: {text}"))
+        elif isinstance(answer, EpisodeFailure):
+            self._read_failure(answer)
+        elif (failure := self._decisive_failure(answer)) is not None:
             self._fail(failure)
         else:
-            agent_type, limit = self.environment.agents[self.agent], self.route.truncated
-            self.fields = results.interpret_result(
-                read, self.body, agent=self.agent, agent_type=agent_type, limit=limit
-            )
+            self.fields = self._interpreted(answer, self.route.truncated)
             if "error" not in self.fields:
-                self.fields |= results.measurement_fields(read, self.body, METADATA_KEY)
+                self.fields |= results.measurement_fields(answer, self.row or self.body, METADATA_KEY)
+
+    def _answer(self, body: bytes) -> dict[str, Any] | EpisodeFailure | None:
+        """Return the agent's result, or the failure that its environment server reports; `None` for what is no JSON object.
+
+        Raises `ValueError` for an environment server's answer that contradicts itself.
+        """
+        read = results.read_result(body, key=self.route.key, rollout_id=self.route.rollout_id)
+        return read if read is None or self.owner is None else read_episode(read, self.route.rollout_id)
+
+    def _read_failure(self, failure: EpisodeFailure) -> None:
+        """Set what comes of an episode that its environment server reports as failed.
+
+        Where its agent failed because a policy call did, that call's error says why.
+        """
+        assert self.owner is not None
+        is_agents = failure.stage == "agent"
+        if is_agents and self.route.truncated is not None:
+            self.fields = {"status": "truncated", "limit": self.route.truncated}
+            return
+        error = self.route.failure if is_agents else None
+        if error is None:
+            self.fields = failed_episode_fields(failure, self.owner)
+        else:
+            self._fail(error)
+            self.fields |= partial_fields(failure)
+
+    def _interpreted(self, result: Mapping[str, Any], limit: Limit | None) -> dict[str, Any]:
+        agent_type = self.environment.agents.get(self.agent)
+        row = self.row or self.body
+        return results.interpret_result(result, row, agent=self.agent, agent_type=agent_type, limit=limit)
 
     def _reward_given(self, body: bytes) -> float | None:
         """Return the reward of an agent's answer that does not count, unless the environment says so itself."""
-        read = results.read_result(body, key=self.route.key, rollout_id=self.route.rollout_id)
-        if read is None or results.judge_failed(read):
+        try:
+            answer = self._answer(body)
+        except ValueError:
             return None
-        agent_type = self.environment.agents[self.agent]
-        fields = results.interpret_result(
-            read, self.body, agent=self.agent, agent_type=agent_type, limit=None
-        )
+        if answer is None or isinstance(answer, EpisodeFailure) or results.judge_failed(answer):
+            return None
+        fields = self._interpreted(answer, None)
         return fields.get("reward") if fields["status"] in ("completed", "truncated") else None
 
     def _decisive_failure(self, result: Mapping[str, Any]) -> GymgateError | None:

@@ -7,6 +7,8 @@ body      `policy_base_url` and `policy_api_key` in the body of `/run`
 process   the agent cannot forward the key: each of its processes serves one rollout and has gateway ports of its own
 none      its config sends its model calls past the gateway: its rows are refused
 
+An environment server gets the key as the episode's `rollout_id`, and hands it on to its agents in their URLs.
+
 `EnvironmentConfig.routing` decides, else a table of NeMo Gym's agents, else `url`.
 """
 
@@ -20,11 +22,18 @@ from packaging.version import Version
 from gymgate.core import codec
 from gymgate.core.config import POLICY, Routing
 from gymgate.core.errors import ConfigError, DataError
+from gymgate.rollouts.row import row_key
+from gymgate.rollouts.row_fields import TASK_ID
 
 Strategy = Routing | Literal["none"]
 
 ROLLOUT_ID = "_ng_rollout_id"
 ATTEMPT_INDEX = "_ng_attempt_index"
+TASK_INDEX, TASK_SOURCE = "_ng_task_index", "task_source"
+TASK_ID_FIELDS = ("task_id", "problem_id", "instance_id")
+"""Fields with the id of a row's task, the first that is there."""
+NO_TASK_FIELDS = frozenset({"agent_ref", TASK_SOURCE, "skills_ref"})
+"""Fields of a row that are no part of its task. Those that begin with `_ng_` are none either."""
 MAX_METADATA = 16
 """Entries that the Responses API allows."""
 
@@ -62,6 +71,14 @@ def strategy_for(agent_type: str, version: str, *, own_urls: bool = False) -> Ro
     return table.get(agent_type, "url")
 
 
+def episode_error(server: str, agent: str, agent_type: str, strategy: Strategy) -> ConfigError:
+    """Return the error for an agent behind an environment server that the rollout's key reaches by its URL only."""
+    return ConfigError(
+        f"environment server {server!r} cannot call agent {agent!r} ({agent_type}): it forwards the rollout's key by "
+        f"{strategy!r}, and an environment server passes it on in the URL only"
+    )
+
+
 def unroutable_error(agent: str, agent_type: str, version: str) -> ConfigError:
     """Return the error for an agent of strategy `none`."""
     return ConfigError(
@@ -89,6 +106,29 @@ def routed_row(
     if any(name.encode() in row for name in (ATTEMPT_INDEX, *entries)):
         return codec.dumps({**_parse(row), **entries})
     return row[:-1] + b"," + codec.dumps(entries)[1:]
+
+
+def episode_request(row: bytes, *, key: str, taskset: str) -> bytes:
+    """Return the body for `/run` of an environment server as JSON: the episode and its task, as NeMo Gym makes it of a row.
+
+    `taskset` is that of rows which name none. A row has its task's id as NeMo Gym's collector gives it, else in a field,
+    else as its position (`_ng_task_index`), else the key of its content stands for it.
+    """
+    fields = _parse(row)
+    task = fields.get(TASK_ID)
+    if not (isinstance(task, dict) and task.get("taskset") and task.get("task_id")):
+        named = (fields[name] for name in TASK_ID_FIELDS if fields.get(name) is not None)
+        index = fields.get(TASK_INDEX)
+        is_index = isinstance(index, int) and not isinstance(index, bool) and index >= 0
+        identity = next(named, index if is_index else row_key(fields))
+        task = {"taskset": str(fields.get(TASK_SOURCE) or taskset), "task_id": str(identity)}
+    task_input = {
+        name: value
+        for name, value in fields.items()
+        if name not in NO_TASK_FIELDS and not name.startswith("_ng_")
+    }
+    episode = {"rollout_id": key, "attempt": 0}
+    return codec.dumps({"episode_id": episode, "task": {"task_id": task, "task_input": task_input}})
 
 
 def _parse(row: bytes) -> dict[str, Any]:

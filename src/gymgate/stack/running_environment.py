@@ -119,7 +119,7 @@ class RunningEnvironment:
         self._ports: dict[str, list[HeldPort]] = {}
         """Ports of each server's workers."""
         self._rollouts: Counter[int] = Counter()
-        """In flight at each port of an agent."""
+        """In flight at each port of an agent or environment server."""
         self._servers = ServerSet()
         self._changed = asyncio.Event()
         self._failure: GymgateError | None = None
@@ -169,14 +169,24 @@ class RunningEnvironment:
         return self._plan.agents if self._plan else {}
 
     @property
+    def row_targets(self) -> Mapping[str, str]:
+        """The names that rows may have, with their implementations; empty until the config is read."""
+        return self._plan.row_targets if self._plan else {}
+
+    @property
+    def tasksets(self) -> Collection[str]:
+        """The materialised tasksets that its config routes to an environment server; empty until it is read."""
+        return self._plan.tasksets if self._plan else ()
+
+    @property
     def judges(self) -> frozenset[str]:
         """Model servers other than the policy's that its servers may call; empty until the config is read."""
         return self._plan.judges if self._plan else frozenset()
 
     @contextlib.contextmanager
-    def agent_port(self, agent: str) -> Iterator[int]:
-        """Give a rollout the port of the agent's worker with the fewest rollouts."""
-        port = min((held.number for held in self._ports[agent]), key=self._rollouts.__getitem__)
+    def server_port(self, server: str) -> Iterator[int]:
+        """Give a rollout the port of the worker with the fewest rollouts, of its agent or environment server."""
+        port = min((held.number for held in self._ports[server]), key=self._rollouts.__getitem__)
         self._rollouts[port] += 1
         try:
             yield port
@@ -224,7 +234,7 @@ class RunningEnvironment:
 
         `None` for one that failed already or whose policy was asked, and where scores without a policy are allowed.
         """
-        allowed = self.spec.scores_without_policy or self.agents[agent] in SCORES_WITHOUT_POLICY
+        allowed = self.spec.scores_without_policy or self.agents.get(agent) in SCORES_WITHOUT_POLICY
         if result["status"] == "failed" or allowed or has_policy_call(calls):
             return None
         logs = self._logs.glob(f"{_file_name(agent)}*.log")

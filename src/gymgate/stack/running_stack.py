@@ -21,6 +21,7 @@ from gymgate.gym.runtime import Runtime, ensure_runtime, open_catalog
 from gymgate.gym.runtime.command import Progress
 from gymgate.stack.container_removal import Containers
 from gymgate.stack.description import served_models, stack_settings
+from gymgate.stack.destinations import Destination
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.hangs import HangWatch, processes_of
 from gymgate.stack.paths import remove_ray_directories
@@ -116,7 +117,12 @@ class RunningStack:
         environment by its name in the config, and the settings that can change a reward (see `stack_settings`), with the
         models of judges that name none."""
         agents = {
-            name: {"environment": environment.name, "instance": name, "type": type_}
+            name: {
+                "environment": environment.name,
+                "instance": name,
+                "type": type_,
+                "untrainable": environment.plan.untrainable(name),
+            }
             for environment in self.environments.values()
             for name, type_ in environment.agents.items()
         }
@@ -148,8 +154,13 @@ class RunningStack:
             "rollouts": len(self.gateway.routes),
         }
 
-    def choose(self, environment: str | None, agent: str | None) -> tuple[RunningEnvironment, str]:
-        """Return the environment and agent of these names; where one is `None`, the default.
+    def choose(
+        self, environment: str | None, agent: str | None, taskset: str | None = None
+    ) -> tuple[RunningEnvironment, Destination]:
+        """Return the environment of a row and what runs it there.
+
+        The names are those of an environment and of an agent or environment server, `None` for the default; `taskset` is the one
+        that the row was materialised for.
 
         Raises `ConfigError` if there is none of that name, or several, `ServerDiedError` if its config could not be read.
         """
@@ -161,15 +172,17 @@ class RunningStack:
                 raise ConfigError(f"environment {environment!r} is not in this stack; available: {known}")
             candidates = [self.environments[name]]
         if agent is None:
+            routed = [each for each in candidates if taskset in each.tasksets]
+            candidates = routed if len(routed) == 1 else candidates
             if len(candidates) > 1:
                 names = ", ".join(candidate.name for candidate in candidates)
                 raise ConfigError(
                     f"the row has no agent_ref and could go to any of {names}; give the environment"
                 )
-            return candidates[0], candidates[0].plan.default_agent
-        having = [candidate for candidate in candidates if agent in candidate.agents]
+            return candidates[0], candidates[0].plan.destination(None, taskset)
+        having = [candidate for candidate in candidates if agent in candidate.row_targets]
         if len(having) == 1:
-            return having[0], agent
+            return having[0], having[0].plan.destination(agent, taskset)
         if having:
             names = ", ".join(candidate.name for candidate in having)
             raise ConfigError(f"agent {agent!r} is in {names}; give the environment")

@@ -163,6 +163,7 @@ class _Message(Config):
     record_bodies: bool
     environment: str | None
     agent: str | None
+    taskset: str | None = None
 
 
 class _Caller:

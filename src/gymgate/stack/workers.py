@@ -1,7 +1,8 @@
 """How many processes each server of an environment has: NeMo Gym's `num_workers`, for servers that can have several.
 
-A rollout belongs to one worker of its agent, and each worker of an agent calls one worker of every resources server. So
-what a server keeps in memory of a rollout, such as its session, is found again, whether or not its code shares it.
+A rollout belongs to one worker of the agent or environment server that it is posted to, and each worker of these calls one
+worker of every other server. So what a server keeps in memory of a rollout, such as its session, is found again, whether or
+not its code shares it.
 What it keeps for all rollouts, such as a limit on its concurrency, each of its workers has for itself.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from gymgate.core.errors import ConfigError
-from gymgate.gym.inside.resolve import AGENTS, RESOURCES, references, servers_of
+from gymgate.gym.inside.resolve import AGENTS, MODELS, RESOURCES, ServerInstance, references, servers_of
 from gymgate.gym.server_code import ServerCode
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ def count_workers(
     that is no number.
     """
     counts, warnings = dict.fromkeys(code, 1), []
-    agents = []
+    callers: list[ServerInstance] = []
     for server in servers_of(config):
         value = server.block.get("num_workers")
         try:
@@ -46,7 +47,7 @@ def count_workers(
         reason = None
         if not server.entrypoint:
             reason = "the config has no server of this name with an entrypoint"
-        elif server.kind not in (AGENTS, RESOURCES):
+        elif server.kind == MODELS or server.is_relay:
             reason = "gymgate's daemon answers instead"
         elif server.name in own_process:
             reason = "it has one process per rollout; set agent_processes (--agent-processes)"
@@ -56,12 +57,14 @@ def count_workers(
             reason = f"its code limits it ({file})"
         else:
             counts[server.name] = asked
-            agents += [server] if server.kind == AGENTS else []
+            callers += [server] if server.kind != RESOURCES else []
         if reason and asked > 1:
             warnings.append(f"{server.key}.num_workers={asked} has no effect: {reason}")
-    for agent in agents:  # with fewer, some workers of its resources servers would get no calls
-        named = (name for _, kind, name in references(agent.block) if kind == RESOURCES)
-        counts[agent.name] = max(counts[agent.name], *(counts.get(name, 1) for name in named), 1)
+    # Agents first. With fewer workers of a caller, some of the servers that it calls would get no calls.
+    for caller in sorted(callers, key=lambda server: server.kind != AGENTS):
+        called = (RESOURCES,) if caller.kind == AGENTS else (RESOURCES, AGENTS)
+        named = (name for _, kind, name in references(caller.block) if kind in called)
+        counts[caller.name] = max(counts[caller.name], *(counts.get(name, 1) for name in named), 1)
     return Workers(counts, tuple(warnings))
 
 

@@ -12,7 +12,15 @@ from gymgate.core import codec
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog.needs import Need, judge_references, model_references
-from gymgate.gym.inside.resolve import AGENTS, MISSING, MODELS, RESOURCES, SandboxReference, ServerInstance
+from gymgate.gym.inside.resolve import (
+    AGENTS,
+    ENVIRONMENT_SERVERS,
+    MISSING,
+    MODELS,
+    SandboxReference,
+    ServerInstance,
+)
+from gymgate.rollouts.row_fields import flat_row
 
 RowsKind = Literal["rows", "raw", "rollouts", "other"]
 EnvironmentKind = Literal["resources_servers", "environments", "benchmarks", "responses_api_agents", "config"]
@@ -43,7 +51,7 @@ class EnvConfig:
     """File stem, or the path below the environment where two files share a stem."""
     path: Path
     instances: tuple[ServerInstance, ...] = ()
-    """Every server that it names, including model servers and the environment servers that 0.7.0 puts in front of agents."""
+    """Every server that it names, including model servers and the relays that 0.7.0 puts in front of agents."""
     needs: tuple[Need, ...] = ()
     requirements: tuple[str, ...] = ()
     """PyPI requirements of its resources servers and agents that the installed nemo-gym does not meet, sorted. nemo-gym
@@ -63,13 +71,23 @@ class EnvConfig:
 
     @property
     def servers(self) -> tuple[ServerInstance, ...]:
-        """Resources servers and agents."""
-        return tuple(server for server in self.instances if server.kind in (RESOURCES, AGENTS))
+        """Resources servers, agents and environment servers, without relays."""
+        return tuple(server for server in self.instances if server.kind != MODELS and not server.is_relay)
 
     @property
     def agents(self) -> tuple[ServerInstance, ...]:
         """Agents; rows name one in `agent_ref`."""
         return tuple(server for server in self.instances if server.kind == AGENTS)
+
+    @property
+    def environment_servers(self) -> tuple[ServerInstance, ...]:
+        """Those that own an episode; relays, which pass rows on to an agent, are left out."""
+        return tuple(server for server in self.servers if server.kind == ENVIRONMENT_SERVERS)
+
+    @property
+    def row_targets(self) -> tuple[str, ...]:
+        """The names that rows may have: its agents, in `agent_ref`, and environment servers, in `_ng_environment_server`."""
+        return tuple(server.name for server in (*self.agents, *self.environment_servers))
 
     @property
     def datasets(self) -> tuple[Dataset, ...]:
@@ -133,7 +151,7 @@ def kind_of_file(path: Path) -> RowsKind:
 def _kind_of_row(row: Any) -> RowsKind:
     if not isinstance(row, dict):
         return "other"
-    params = row.get("responses_create_params")
+    params = flat_row(row).get("responses_create_params")
     if isinstance(params, dict) and "input" in params:
         return "rollouts" if isinstance(row.get("response"), dict) else "rows"
     return "other" if any("reward" in key for key in row) else "raw"

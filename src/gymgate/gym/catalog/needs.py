@@ -11,6 +11,7 @@ from gymgate.core.config import POLICY
 from gymgate.core.errors import NeedMissingError
 from gymgate.gym.inside.resolve import (
     AGENTS,
+    ENVIRONMENT_SERVERS,
     MISSING,
     MODELS,
     RESOURCES,
@@ -37,7 +38,7 @@ _UNSET = {"", "null", "none", "''", '""', "missing", "unset", "empty", "dummy", 
 _SANDBOX = re.compile(r"sandbox_(provider|config|spec|host|image)$|container_(formatter|image|path)$")
 _OWN_MODEL = ("model_server", "policy_model_server")
 """Keys of an agent's block that name its policy. Other keys name judges and user simulators."""
-_LABELS = {RESOURCES: "resources server", AGENTS: "agent"}
+_LABELS = {RESOURCES: "resources server", AGENTS: "agent", ENVIRONMENT_SERVERS: "environment server"}
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,31 @@ def policy_servers(agent: ServerInstance) -> frozenset[str]:
     return servers or frozenset({POLICY})
 
 
+def trained_agent(server: ServerInstance, agents: Mapping[str, ServerInstance]) -> str | None:
+    """Return the agent of an environment server that stands for the policy: the one to which NeMo Gym attributes its results,
+    else the only one with the policy's model server. `None`: there are several.
+    """
+    if server.attributed_agent is not None:
+        return server.attributed_agent
+    names = [
+        name for name in server.called_agents if name in agents and POLICY in policy_servers(agents[name])
+    ]
+    return names[0] if len(names) == 1 else None
+
+
 def judge_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
     """Return the model servers other than the policy's that these servers name, each with the first setting that names it.
 
-    An agent that another server names plays a part in that one's rollouts, such as the user. Its model is no policy.
+    An agent that another server names plays a part in that one's rollouts, such as the user. Its model is no policy, unless
+    that one is an environment server, and the agent the one that stands for the policy.
     """
-    called = {name for server in servers for _, kind, name in references(server.block) if kind == AGENTS}
+    agents = {server.name: server for server in servers if server.kind == AGENTS}
+    called: set[str] = set()
+    for server in servers:
+        names = {name for _, kind, name in references(server.block) if kind == AGENTS}
+        if server.kind == ENVIRONMENT_SERVERS:
+            names -= {trained_agent(server, agents) or ""}
+        called |= names
     settings: dict[str, str] = {}
     for server in servers:
         leads = server.kind == AGENTS and server.name not in called

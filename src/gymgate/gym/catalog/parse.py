@@ -16,7 +16,7 @@ import yaml
 
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError
-from gymgate.gym.inside.resolve import AGENTS, MISSING, MODELS, Node, servers_of
+from gymgate.gym.inside.resolve import AGENTS, ENVIRONMENT_SERVERS, MISSING, MODELS, Node, servers_of
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _POLICY_MODEL: Node = {MODELS: {"openai_model": {"entrypoint": "app.py"}}}
@@ -209,7 +209,20 @@ def compose_unbound_agent(config: Node) -> None:
         bound = {key: old.block[key] for key in _BOUND if key in old.block}
         instance = config.pop(old.name)
         instance[AGENTS] = {new.type: copied(new.block) | bound}
-        config[_composed_name(old.name, old.type, new.type)] = instance
+        composed = _composed_name(old.name, old.type, new.type)
+        config[composed] = instance
+        for server in servers_of(config, ENVIRONMENT_SERVERS):
+            if old.name in server.called_agents:
+                server.block.update(_renamed(server.block, old.name, composed))
+
+
+def _renamed(block: Node, old: str, new: str) -> Node:
+    """Return a block's references to an agent of that name, with another."""
+    return {
+        key: {**value, "name": new}
+        for key, value in block.items()
+        if isinstance(value, dict) and value.get("name") == old
+    }
 
 
 def _composed_name(name: str, old: str, new: str) -> str:

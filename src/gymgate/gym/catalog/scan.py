@@ -14,8 +14,8 @@ from gymgate.gym.catalog.parse import ConfigProblem, ConfigReader
 from gymgate.gym.catalog.requirements import Distributions, local_requirements, read_requirements
 from gymgate.gym.inside.resolve import (
     AGENTS,
-    MODELS,
     RESOURCES,
+    SERVER_KINDS,
     Node,
     ServerInstance,
     sandbox_references,
@@ -141,7 +141,7 @@ class Scanner:
         except ConfigProblem:
             return path.parent.name == "configs"
         return isinstance(node.get("config_paths"), list) or any(
-            isinstance(value, dict) and not {*value}.isdisjoint((RESOURCES, AGENTS, MODELS, "_inherit_from"))
+            isinstance(value, dict) and not {*value}.isdisjoint((*SERVER_KINDS, "_inherit_from"))
             for value in node.values()
         )
 

@@ -52,6 +52,7 @@ def gym_place(name: str) -> Any:
     for path in PLACES[name]:
         if has_module(path) and hasattr(module := importlib.import_module(path), name):
             return module
+    importlib.import_module(PLACES[name][-1])  # which tells what is missing if all of it is
     raise ImportError(f"this release of nemo-gym has no {name} in {' or '.join(PLACES[name])}", name=name)
 
 

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 from .names import gym_symbol
 
 MODELS, AGENTS = "responses_api_models", "responses_api_agents"
-RESOURCES, RELAYS = "resources_servers", "environment_servers"
-SERVER_KINDS = (RESOURCES, AGENTS, RELAYS, MODELS)
+RESOURCES, ENVIRONMENT_SERVERS = "resources_servers", "environment_servers"
+SERVER_KINDS = (RESOURCES, AGENTS, ENVIRONMENT_SERVERS, MODELS)
+RELAY, AGENT_SERVER = "legacy_agent", "agent_server"
+"""The environment server that passes each row on to its agent, and the setting of an environment server that names its agent."""
 SANDBOX, DEFAULT_METADATA = "sandbox_provider", "default_metadata"
 """The setting that chooses a server's sandbox provider, and the entry beside the provider in the block that it names."""
 MISSING = "???"
@@ -61,6 +63,30 @@ class ServerInstance(NamedTuple):
         """The resources server that an agent works with; `???` if another config says which."""
         reference = self.block.get("resources_server")
         return reference.get("name") if isinstance(reference, dict) else None
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether it only passes rows on to an agent's own `/run`."""
+        return self.kind == ENVIRONMENT_SERVERS and self.type == RELAY
+
+    @property
+    def called_agents(self) -> tuple[str, ...]:
+        """The agents of an environment server, in its order: all settings that refer to one, as NeMo Gym reads them."""
+        named = (
+            value.get("name")
+            for key, value in self.block.items()
+            if isinstance(value, dict)
+            and (value.get("type") == AGENTS or (key == AGENT_SERVER and value.get("type") is None))
+        )
+        return tuple(dict.fromkeys(str(name) for name in named if name is not None))
+
+    @property
+    def attributed_agent(self) -> str | None:
+        """The agent to which NeMo Gym attributes an environment server's results: its `agent_server`, or the only one."""
+        reference = self.block.get(AGENT_SERVER)
+        if isinstance(reference, dict):
+            return reference.get("name")
+        return self.called_agents[0] if len(self.called_agents) == 1 else None
 
 
 def servers_of(config: Mapping[str, Any], *kinds: str) -> list[ServerInstance]:
@@ -155,12 +181,13 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
     `initial` config, the name of the `policy`'s model server, and the `sandbox` provider to make room for, or `None`.
     This changes NeMo Gym's globals, so call it in a process of its own.
     """
+    Parser: Any = gym_symbol("GlobalConfigDictParser")
     OmegaConf: Any = importlib.import_module("omegaconf").OmegaConf
     try:
         paths, initial = list(order["config_paths"]), OmegaConf.create(order["initial"])
         for key, value in order["overrides"]:
             OmegaConf.update(initial, key.lstrip("+"), value, force_add=True)
-        files = gym_symbol("GlobalConfigDictParser")().load_extra_config_paths(paths)[1]
+        files = Parser().load_extra_config_paths(paths)[1]
         merged = OmegaConf.to_container(OmegaConf.merge(*files, initial), resolve=False)
         known = {*order["initial"], *(key for file in files for key in file)}
         known |= {*gym_symbol("NEMO_GYM_RESERVED_TOP_LEVEL_KEYS")}

@@ -143,7 +143,7 @@ def _open_source(
         name,
         open_rows(data, environment=environment),
         weight,
-        {agent.name for config in environment.configs for agent in config.agents},
+        {name for config in environment.configs for name in config.row_targets},
     )
     for position in range(min(CHECKED_ROWS, len(opened.rows))):
         opened.row(position)

@@ -60,7 +60,7 @@ def open_sources(
         rows = open_rows(path, environment=environment)
         agents = None  # overrides may change them
         if name in configured and not spec.overrides:
-            agents = frozenset(agent.name for agent in environment.config(spec.config).agents)
+            agents = frozenset(environment.config(spec.config).row_targets)
         sources.append(WeightedSource(known_as, rows, weight, agents))
     return sources
 
