@@ -50,7 +50,7 @@ def program(tmp_path: Path) -> Path:
     (tmp_path / "__init__.py").touch()  # the package that the program loads
     shutil.copy(Path(forkserver.__file__).with_name("__main__.py"), home)
     (home / "__init__.py").touch()
-    (home / "server.py").write_text(SERVER)
+    (home / "forking.py").write_text(SERVER)
     return home / "__main__.py"
 
 
