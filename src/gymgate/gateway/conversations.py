@@ -27,7 +27,7 @@ RECENT = 6
 """Conversations of a rollout that take turns, as those of several agents do."""
 KEPT_BYTES = 8 << 20
 """Limit on the bytes of their requests. Longer ones are parsed anew each time, so that a rollout cannot fill the memory."""
-KEPT_VALUES = 1 << 17
+KEPT_VALUES = 1 << 18
 """Limit on the values in a request that is kept: one takes up to a hundred bytes."""
 _TRIES = 8
 """Places at which the end of a list is looked for."""
