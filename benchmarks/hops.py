@@ -2,7 +2,8 @@
 
     ./dev python -m benchmarks hops [--rollouts 200] [--rounds 3]
 
-example_single_tool_call, two model calls and one tool call, by bare `/run` and through gymgate, in turn. The policy notes
+example_single_tool_call, two model calls and one tool call, by bare `/run`, the same with a rollout's id in each row, which NeMo
+Gym's servers then pass on, and through gymgate, in turn. The policy notes
 when each call came and went, which cuts a rollout into what is before the first call, between the calls and after the last.
 Beside it stands the processor time that a rollout took in each process: wall time that no process used is waiting for a
 process to be woken. A round takes about 5 s.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import secrets
 import statistics
 import sys
 import time
@@ -61,6 +63,11 @@ async def one_at_a_time(rows: list[Any], count: int, run: Run) -> list[tuple[flo
         assert await run(rows[number % len(rows)]) is not None
         times.append((started, time.perf_counter()))
     return times
+
+
+def with_id(run: Run) -> Run:
+    """The same with a new id in each row."""
+    return lambda row: run({**row, "_ng_rollout_id": secrets.token_hex(16)})
 
 
 def parts(rollout: tuple[float, float], calls: list[list[float]]) -> list[float]:
@@ -116,7 +123,11 @@ async def measure(args: argparse.Namespace, url: str) -> tuple[Found, Found]:
 
         for number in range(args.rounds):
             steps.begin(f"round {number + 1} of {args.rounds}: {args.rollouts} rollouts of each")
-            for name, run in runs.items():
+            for name, run in {
+                "bare": runs["bare"],
+                "bare, rows with an id": with_id(runs["bare"]),
+                **runs,
+            }.items():
                 if "replay" in name:
                     continue
                 await one_at_a_time(rows, len(rows), run)
