@@ -7,6 +7,8 @@ from functools import cache
 from importlib import resources
 
 from gymgate.core import codec
+from gymgate.gym.inside.resolve import value_at
+from gymgate.rollouts import Row
 
 _RECORDS = resources.files("gymgate") / "quality" / "record" / "records.jsonl"
 
@@ -24,3 +26,20 @@ def answer_fields() -> Mapping[str, str]:
         if oracle.get("solved") and oracle.get("field"):
             fields.setdefault(record["environment"], set()).add(oracle["field"])
     return {name: known.pop() for name, known in fields.items() if len(known) == 1}
+
+
+def missing_answer(environment: str | None, row: Row) -> str | None:
+    """Return the field of a row that its environment's scoring reads if the row does not have it, else `None`.
+
+    NeMo Gym scores such a row all the same.
+    """
+    field = answer_fields().get(environment or "")
+    return field if field is not None and value_at(row.data, field) in (None, "") else None
+
+
+def answer_warning(environment: str | None, field: str, first: Row, which: str = "rows") -> str:
+    """Return the warning of rows without the answer; `first` is the first of them."""
+    return (
+        f"{environment}: {which} have no {field!r}, which its scoring reads; their rewards, mostly 0, say nothing "
+        f"(first: {first.source}:{first.line})"
+    )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 from gymgate.core import codec
 from gymgate.core.errors import DataError
 from gymgate.gym.catalog import Environment
+from gymgate.gym.records import answer_warning, missing_answer
 from gymgate.gym.row_sources import open_sources
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.eval_options import EvalOptions
@@ -31,9 +32,17 @@ class EvalRow(NamedTuple):
 
 
 def eval_rows(options: EvalOptions, progress: Progress) -> Iterator[EvalRow]:
-    """Yield the rows that the options name; raises `ConfigError` or `DataError`, one line, for what cannot be loaded."""
+    """Yield the rows that the options name; raises `ConfigError` or `DataError`, one line, for what cannot be loaded.
+
+    The first row of an environment without the answer that scoring reads is warned of.
+    """
     seen: Counter[tuple[str, str]] = Counter()
+    unanswered: set[str] = set()
     for environment, row in _rows(options, progress):
+        field = None if environment in unanswered else missing_answer(environment, row)
+        if field is not None:
+            unanswered.add(environment)
+            progress(f"warning: {answer_warning(environment, field, row)}")
         yield EvalRow(row_id(environment, row.key, seen[environment, row.key]), environment, row)
         seen[environment, row.key] += 1
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gymgate.core.errors import ConfigError, DataError, OptionError
-from gymgate.gym.inside.resolve import value_at
-from gymgate.gym.records import answer_fields
+from gymgate.gym.records import answer_warning, missing_answer
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Row
 
@@ -280,23 +279,20 @@ class RolloutPlan:
         seen: dict[int, int] = {}
         for number, source in enumerate(self.sources):
             source.refuse_empty()
-            field, unanswered = answer_fields().get(source.environment or ""), list[Row]()
+            unanswered: list[tuple[str, Row]] = []
             for position, row in source.readable():
                 if isinstance(row, DataError):
                     self.invalid.append(row)
                     self._invalid_rows.add((number, position))
-                elif field is not None and value_at(row.data, field) in (None, ""):
-                    unanswered.append(row)
+                elif (field := missing_answer(source.environment, row)) is not None:
+                    unanswered.append((field, row))
                 key = 0 if isinstance(row, DataError) else int(row.key, 16)
                 before = seen[key] = seen.get(key, -1) + 1
                 if before:
                     self._occurrences[number, position] = before
                 self._keys[number].append(key)
             if unanswered:
-                first = f"{unanswered[0].source}:{unanswered[0].line}"
-                self.warnings.append(
-                    f"{source.environment}: {len(unanswered)} of {len(source)} rows have no {field!r}, which its scoring reads; "
-                    f"their rewards, mostly 0, say nothing (first: {first})"
-                )
+                which = f"{len(unanswered)} of {len(source)} rows"
+                self.warnings.append(answer_warning(source.environment, *unanswered[0], which))
         if len(self.invalid) == sum(map(len, self._keys)):
             raise self.invalid[0]

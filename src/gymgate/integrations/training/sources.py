@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,17 +12,20 @@ from typing import Any, NamedTuple
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.catalog import Environment
+from gymgate.gym.records import answer_warning, missing_answer
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row, blend
 from gymgate.rollouts.row import input_items
+
+logger = logging.getLogger(__name__)
 
 ROW = "nemo_gym_row"
 """Column of a trainer's dataset with the whole row, verbatim, as JSON."""
 ENVIRONMENT = "environment"
 """Column with the environment's name; empty if the row's own `agent_ref` decides."""
 CHECKED_ROWS = 1000
-"""Rows of each source whose agents are checked when it is opened. Other rows are checked when they run."""
+"""Rows of each source whose agents and answers are checked when it is opened. Other rows' agents are checked when they run."""
 
 
 class WeightedSource(NamedTuple):
@@ -145,8 +149,9 @@ def _open_source(
         weight,
         {name for config in environment.configs for name in config.row_targets},
     )
+    warned: set[str] = set()
     for position in range(min(CHECKED_ROWS, len(opened.rows))):
-        opened.row(position)
+        _warn_of_answer(environment.name, opened.row(position), warned)
     return opened
 
 
@@ -173,8 +178,20 @@ def _text(item: Mapping[str, Any]) -> str:
 
 
 def read_rows(sources: Sequence[WeightedSource], draws: Iterator[Draw]) -> Iterator[tuple[str, Row]]:
-    """Read the rows that were drawn, each with the name of its environment."""
-    return ((sources[number].environment, sources[number].row(position)) for number, position in draws)
+    """Read the rows that were drawn, each with the name of its environment; warn of rows without their answer, once."""
+    warned: set[str] = set()
+    for number, position in draws:
+        environment, row = sources[number].environment, sources[number].row(position)
+        _warn_of_answer(environment, row, warned)
+        yield environment, row
+
+
+def _warn_of_answer(environment: str, row: Row, warned: set[str]) -> None:
+    """Log a row without the answer that scoring reads, the first one of an environment."""
+    field = None if environment in warned else missing_answer(environment, row)
+    if field is not None:
+        warned.add(environment)
+        logger.warning("%s", answer_warning(environment, field, row))
 
 
 def _endless(count: int) -> Iterator[int]:
