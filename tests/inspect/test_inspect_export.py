@@ -45,6 +45,7 @@ def export(run: Path, output: Path) -> str:
 def test_a_run_is_a_log_with_conversations_scores_and_errors(run: Path, tmp_path: Path) -> None:
     assert "5 rollouts" in export(run, tmp_path / "run.eval")
     log = read_eval_log(str(tmp_path / "run.eval"))
+    assert log.status == "success"
     assert log.results is not None
     (result,) = log.results.scores
     assert (result.name, result.scored_samples) == ("reward", 4)
@@ -135,6 +136,30 @@ def test_a_sum_of_tokens_is_of_all_calls_or_none(run: Path, tmp_path: Path) -> N
     totals = [[usage.total_tokens for usage in sample.model_usage.values()] for sample in samples_of(log)]
     assert sorted(total for total in totals) == [[], [], [110], [110], [110]]
     assert log.stats.model_usage == {}
+
+
+def test_the_total_has_failed_attempts_and_a_part_of_a_run_is_no_success(run: Path, tmp_path: Path) -> None:
+    """The first rollout finished in its second attempt; the last one is missing."""
+    rollouts, failures = run / "rollouts.jsonl", run / "failures.jsonl"
+    lines = [orjson.loads(line) for line in rollouts.read_bytes().splitlines()]
+    call = {"index": 0, "dialect": "chat", "status_code": 200}
+    for line in lines:
+        line["calls"] = [{**call, "usage": {"input_tokens": 100, "output_tokens": 10}}]
+    rollouts.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines[:-1]))
+    identity = {name: lines[0][name] for name in ("row_key", "occurrence", "repeat", "seed", "environment")}
+    usage = {"policy_model": {"calls": 2, "input_tokens": 1000, "output_tokens": 5}}
+    error = {"kind": "policy", "type": "PolicyError", "message": "gone", "retryable": True}
+    failed = {**identity, "status": "failed", "final": False, "error": error, "usage": usage}
+    [reached_none] = map(orjson.loads, failures.read_bytes().splitlines())
+    failures.write_bytes(
+        b"".join(orjson.dumps(line) + b"\n" for line in (failed, {**reached_none, "usage": {}}))
+    )
+    export(run, tmp_path / "run.eval")
+    log = read_eval_log(str(tmp_path / "run.eval"))
+    assert log.status == "cancelled"
+    [total] = log.stats.model_usage.values()
+    assert total.total_tokens == 3 * 110 + 1005
+    assert [sample.model_usage["none/replay"].total_tokens for sample in samples_of(log)[:1]] == [110]
 
 
 def inspect(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

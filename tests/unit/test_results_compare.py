@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -264,3 +265,38 @@ def test_rollouts_that_failed_are_not_called_missing_too(tmp_path: Path) -> None
     (other / "run.json").write_bytes(orjson.dumps(described | {"extent": {"rollouts": 11}}))
     done = CliRunner().invoke(command, [str(base), str(other)])
     assert "1 of 11 rollouts are missing" in done.output
+
+
+def test_equal_rows_of_another_environment_before_it_do_not_hide_a_row(tmp_path: Path) -> None:
+    """In a run of e and f, the rows of f that e has too are copies; in a run of f alone they are none."""
+    alone = make_run(tmp_path / "a", [[1.0], [0.0]], environment="f")
+    both = make_run(tmp_path / "b", [[0.0], [0.0]], environment="e")
+    lines = [orjson.loads(line) for line in (alone / "rollouts.jsonl").read_bytes().splitlines()]
+    copies = [{**line, "occurrence": 1, "reward": 1.0} for line in lines]
+    with (both / "rollouts.jsonl").open("ab") as file:
+        file.writelines(orjson.dumps(line) + b"\n" for line in copies)
+    for runs, difference in (((alone, both), 0.5), ((both, alone), -0.5)):
+        result = compared(*runs)
+        [row] = [row for row in result.rows if row["environment"] == "f"]
+        assert (row["pairs"], row["difference"]) == (2, difference)
+        assert (row["only_first"], row["only_second"]) == (0, 0)
+        page = tmp_path / "page.html"
+        done = CliRunner().invoke(command, [*map(str, runs), "-o", str(page)])
+        assert done.exit_code == 0, done.output
+        labels = re.findall(r'"label":"([^"]*)"', page.read_text())
+        assert sorted(labels) == sorted(map(str, runs))  # both sides of the one row that differs
+
+
+@pytest.mark.parametrize(("reached", "counted"), [("", {"e": 1}), ("e", {"e": 1}), ("f", {"e": 0, "f": 1})])
+def test_a_failure_counts_for_its_own_environment(
+    tmp_path: Path, reached: str, counted: dict[str, int]
+) -> None:
+    """An equal row finished in environment e. One that reached no environment gets that of its row."""
+    run = make_run(tmp_path / "a", [[1.0, 0.0]], environment="e", failed=1)
+    [failure] = (run / "failures.jsonl").read_bytes().splitlines()
+    (run / "failures.jsonl").write_bytes(
+        orjson.dumps({**orjson.loads(failure), "environment": reached}) + b"\n"
+    )
+    done = CliRunner().invoke(aggregate, [str(run), "--json"])
+    rows = orjson.loads(done.stdout)["environments"][: len(counted)]
+    assert {row["environment"]: row["failed"] for row in rows} == counted

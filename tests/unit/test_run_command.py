@@ -196,3 +196,9 @@ def test_many_replicas_are_a_range(clock: Clock) -> None:
 
 def test_durations() -> None:
     assert [duration(seconds) for seconds in (7, 185, 7385)] == ["7 s", "3:05", "2:03:05"]
+
+
+def test_an_environment_called_all_has_the_rate_of_its_own_rollouts() -> None:
+    progress = RunProgress(started=0.0, last_finished=2.0)
+    progress.by_environment.update({"all": 2, "f": 6})
+    assert [progress.mean_rate(name) for name in ("all", "f", "g", None)] == [1.0, 3.0, None, 4.0]

@@ -12,7 +12,7 @@ import pytest
 from gymgate.core.config import RuntimeConfig
 from gymgate.gym.row_sources import open_rows
 from gymgate.integrations.eval_options import EvalOptions
-from gymgate.integrations.rows import eval_rows
+from gymgate.integrations.eval_rows import eval_rows
 from gymgate.integrations.training import rows as training
 
 Read = Callable[[str], Any]
@@ -43,7 +43,10 @@ def test_rows_without_their_answer_are_warned_of_once(
 ) -> None:
     path = tmp_path / "rows.jsonl"
     rows = [
-        {"responses_create_params": {"input": f"{n}"}, **({} if answer == "." else {"expected_answer": answer})}
+        {
+            "responses_create_params": {"input": f"{n}"},
+            **({} if answer == "." else {"expected_answer": answer}),
+        }
         for n, answer in enumerate(answers)
     ]
     path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))

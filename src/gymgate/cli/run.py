@@ -50,13 +50,11 @@ from gymgate.gym.runtime import open_catalog
 from gymgate.results.spans import RolloutTracer
 from gymgate.results.tracking import RunTracking
 from gymgate.runs.costs import TokenUsage
-from gymgate.runs.counts import OVERALL
 from gymgate.runs.layout import FAILURES
 from gymgate.runs.metrics import notes_on_tasks, summary_rows
 from gymgate.runs.pace import DEFAULT_BUDGETS, Pace, parse_budgets
 from gymgate.runs.plan import WHOLE, Shard, parse_seeds
 from gymgate.runs.prepare import prepare, refuse_missing
-from gymgate.runs.progress import RunProgress
 from gymgate.runs.run import Collection, OnRollout
 from gymgate.runs.spec import RunSpec
 from gymgate.runs.store import checked_output
@@ -303,8 +301,11 @@ def finish(
     """
     interrupted, error = end
     tasks = run.progress.tasks
+    summary = summary_rows(tasks, ks)
+    total = summary[-1] if len(summary) > 1 else None  # an environment may be called `all` too
     rows = [
-        {**row, "rollouts_per_s": _rate(run.progress, row["environment"])} for row in summary_rows(tasks, ks)
+        {**row, "rollouts_per_s": run.progress.mean_rate(None if row is total else row["environment"])}
+        for row in summary
     ]
     if as_json:
         usage = tasks.usage.rows(run.progress.prices)
@@ -374,14 +375,6 @@ async def _run_drainably(
     finally:
         if timer is not None:
             timer.cancel()
-
-
-def _rate(progress: RunProgress, environment: str) -> float | None:
-    """Return the rollouts per second of this process."""
-    seconds = progress.last_finished - progress.started
-    counts = progress.by_environment
-    count = sum(counts[name] for name in counts if environment in (name, OVERALL))
-    return count / seconds if count and seconds > 0 else None
 
 
 def summary_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,9 @@ class Flip(NamedTuple):
     """A row whose mean reward differs between the runs."""
 
     task: Task
+    """The row in the first run."""
+    other: Task
+    """The row in the second run."""
     difference: float
     """Mean of the second run's rewards minus that of the first's, over the row's pairs."""
 
@@ -59,6 +63,7 @@ class _Pairs(NamedTuple):
     """The rollouts of one row that both runs have."""
 
     task: Task
+    other: Task
     first: list[float]
     second: list[float]
     """Rewards of the same length: a pair is one of each."""
@@ -79,23 +84,44 @@ def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
     or lower (`worse`), and for rewards of 0 and 1 the two-sided p value of an exact sign test over the rows (`p`). `left_out`
     counts pairs without both rewards, `only_first` and `only_second` the rows that one run alone has.
     """
-    common = [task for name, task in first.tasks.items() if name in second.tasks]
-    if not common:
+    here, there = _by_row(first), _by_row(second)
+    paired = [_paired(task, there[name]) for name, task in here.items() if name in there]
+    if not paired:
         raise DataError("no row is in both runs: they are compared by the rows' content")
-    paired = [_paired(task, second.tasks[task.key]) for task in common]
+    alone = (
+        [task for name, task in here.items() if name not in there],
+        [task for name, task in there.items() if name not in here],
+    )
     if not any(pairs.first or pairs.left_out for pairs in paired):
         raise DataError("no rollout is in both runs: those of the rows in both have other seeds or repeats")
     environments = sorted({task.environment for task in (*first.tasks.values(), *second.tasks.values())})
-    rows = [_row(name, paired, first, second) for name in environments]
+    rows = [_row(name, paired, (first, second), alone) for name in environments]
     if len(environments) > 1:
-        rows.append({**_row(None, paired, first, second), "environment": OVERALL})
-    flips = [Flip(pairs.task, difference) for pairs in paired if (difference := st.mean(pairs.differences))]
+        rows.append({**_row(None, paired, (first, second), alone), "environment": OVERALL})
+    flips = [
+        Flip(pairs.task, pairs.other, difference)
+        for pairs in paired
+        if (difference := st.mean(pairs.differences))
+    ]
     return Comparison(
         rows,
         sorted(flips, key=lambda flip: (-abs(flip.difference), flip.task.name)),
-        only_first=[task for name, task in first.tasks.items() if name not in second.tasks],
-        only_second=[task for name, task in second.tasks.items() if name not in first.tasks],
+        *alone,
     )
+
+
+def _by_row(collected: CollectedTasks) -> dict[TaskKey, Task]:
+    """Return the tasks by environment, row key and number of equal rows before them in their environment.
+
+    `occurrence` counts the equal rows of all environments of a run, so another run may have other environments before it.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    named = {}
+    for task in sorted(collected.tasks.values(), key=lambda task: task.occurrence):
+        row = task.environment, task.row_key
+        named[*row, counts[row]] = task
+        counts[row] += 1
+    return named
 
 
 def sign_test_p(rows: Sequence[Sequence[float]]) -> float:
@@ -141,11 +167,12 @@ def write_comparison(
     shown = {flip.task.key: flip for flip in compared.flips[:tasks]}
     rollouts: dict[TaskKey, list[Part]] = {key: [] for key in shown}
     openings: dict[TaskKey, str] = {}
-    for run, label in zip(runs, names, strict=True):
+    keys = ({key: key for key in shown}, {flip.other.key: key for key, flip in shown.items()})
+    for run, label, key_of in zip(runs, names, keys, strict=True):
         for attempt in run.rollouts():
-            if attempt.task_key in rollouts:
-                rollouts[attempt.task_key].append(conversation(attempt, label))
-                openings.setdefault(attempt.task_key, opening(attempt.result))
+            if (key := key_of.get(attempt.task_key)) is not None:
+                rollouts[key].append(conversation(attempt, label))
+                openings.setdefault(key, opening(attempt.result))
     parts = _parts(compared, shown, rollouts, openings, names)
     write_page(output, f"{names[1]} (B) compared with {names[0]} (A)", parts)
 
@@ -189,7 +216,7 @@ def _paired(first: Task, second: Task) -> _Pairs:
     common = [order for order in here if order in there]
     counted = [order for order in common if here[order] is not None and there[order] is not None]
     mine, other = ([side[order] or 0.0 for order in counted] for side in (here, there))
-    return _Pairs(first, mine, other, left_out=len(common) - len(counted))
+    return _Pairs(first, second, mine, other, left_out=len(common) - len(counted))
 
 
 def _rewards(task: Task) -> dict[Order, float | None]:
@@ -199,9 +226,12 @@ def _rewards(task: Task) -> dict[Order, float | None]:
 
 
 def _row(
-    environment: str | None, paired: Sequence[_Pairs], first: CollectedTasks, second: CollectedTasks
+    environment: str | None,
+    paired: Sequence[_Pairs],
+    runs: tuple[CollectedTasks, CollectedTasks],
+    alone: tuple[Sequence[Task], Sequence[Task]],
 ) -> dict[str, Any]:
-    """Return the row of an environment, or of all (`None`)."""
+    """Return the row of an environment, or of all (`None`); `alone` are the tasks that one run alone has."""
 
     def is_of(task: Task) -> bool:
         return environment in (task.environment, None)
@@ -223,8 +253,8 @@ def _row(
         "worse": worse,
         "p": sign_test_p(differences) if every and all(map(st.is_binary, sides)) else None,
         "left_out": sum(pairs.left_out for pairs in mine),
-        "failed_first": sum(task.failed for task in first.tasks.values() if is_of(task)),
-        "failed_second": sum(task.failed for task in second.tasks.values() if is_of(task)),
-        "only_first": sum(is_of(task) and name not in second.tasks for name, task in first.tasks.items()),
-        "only_second": sum(is_of(task) and name not in first.tasks for name, task in second.tasks.items()),
+        "failed_first": sum(task.failed for task in runs[0].tasks.values() if is_of(task)),
+        "failed_second": sum(task.failed for task in runs[1].tasks.values() if is_of(task)),
+        "only_first": sum(map(is_of, alone[0])),
+        "only_second": sum(map(is_of, alone[1])),
     }

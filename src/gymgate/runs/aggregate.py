@@ -227,12 +227,10 @@ class Runs:
         """Environments of rows, as their finished rollouts name them: a failure may not know it."""
 
     def _placed(self, reading: Reading) -> Iterator[Attempt]:
-        """Yield a run's failed attempts with the environments of their rows: one that reached none does not say it."""
-        finished = {name for name, there in self._finished.items() if len(there)}
+        """Yield a run's failed attempts; one that reached no environment gets that of its row's finished rollouts."""
         for attempt in reading.failed_attempts():
-            known = self._environments.get(_row_name(reading.run, attempt), attempt.environment)
-            is_placed = known == attempt.environment or attempt.environment in finished
-            yield attempt if is_placed else attempt.in_environment(known)
+            known = self._environments.get(_row_name(reading.run, attempt), "")
+            yield attempt if attempt.environment or not known else attempt.in_environment(known)
 
     def _add(self, run: Run) -> None:
         """Add a run. Raises `ConfigError` if its policy is another one, or if it scores context overflows otherwise."""

@@ -109,6 +109,13 @@ class RunProgress:
         """Recent rollouts per second."""
         return self._rate(1, self.finished + self.failed)
 
+    def mean_rate(self, environment: str | None) -> float | None:
+        """Return the rollouts per second of this process, of an environment or of all (`None`); `None` before the first."""
+        seconds = self.last_finished - self.started
+        counts = self.by_environment
+        count = counts.total() if environment is None else counts[environment]
+        return count / seconds if count and seconds > 0 else None
+
     @property
     def token_rate(self) -> float | None:
         """Recent sampled tokens per second; `None` if the endpoint counts none."""

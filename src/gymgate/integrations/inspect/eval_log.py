@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -32,9 +31,10 @@ from gymgate.integrations.eval_rows import row_id
 from gymgate.integrations.inspect.scorer import score_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
 from gymgate.integrations.inspect.task import conversation_of
-from gymgate.rollouts import ModelCall, outcome_of
+from gymgate.rollouts import outcome_of
 from gymgate.rollouts.row import input_items
 from gymgate.runs.aggregate import Runs
+from gymgate.runs.costs import TOKENS, Tokens, UsageCounts, tokens_of
 from gymgate.runs.record import CollectedRollout
 from gymgate.runs.settings import shown_settings
 
@@ -50,6 +50,7 @@ _STOPS = {
 def export_log(runs: Runs, output: Path) -> int:
     """Write one sample per finished rollout, and one with an error per rollout given up; returns how many.
 
+    The log is of a cancelled eval if rollouts are missing. Its tokens are those of all attempts, failed ones included.
     Repeats of a row are the epochs of one sample. All of it is in memory at once. Raises `ConfigError` for another suffix
     than .eval or .json and for rollouts that are in two runs, `DataError` if the file cannot be written.
     """
@@ -72,9 +73,11 @@ async def _log_of(runs: Runs) -> EvalLog:
     policy, settings = runs.policy or {}, runs.runs[0].settings if runs.runs else {}
     model = _model_of(policy)
     arguments = _task_arguments(settings)
-    attempts = itertools.chain(runs.rollouts(), runs.failures())
+    attempts, used = list(runs.rollouts()), UsageCounts()
+    for attempt in (*attempts, *runs.failed_attempts()):
+        used.add(attempt.environment, attempt.tokens)
     rollouts = sorted(
-        (attempt.rollout() for attempt in attempts),
+        (attempt.rollout() for attempt in (*attempts, *runs.failures())),
         key=lambda each: (
             *(each.environment, each.task, each.occurrence, each.repeat),
             -1 if each.seed is None else each.seed,
@@ -89,7 +92,7 @@ async def _log_of(runs: Runs) -> EvalLog:
     finished = [rollout.finished for rollout in rollouts]
     begun = [rollout.finished - rollout.timing.total_s for rollout in rollouts]
     return EvalLog(
-        status="success",
+        status="cancelled" if runs.missing else "success",
         eval=EvalSpec(
             created=_time(max(finished, default=0.0)),
             eval_id=uuid4().hex,
@@ -112,7 +115,7 @@ async def _log_of(runs: Runs) -> EvalLog:
         stats=EvalStats(
             started_at=_time(min(begun, default=0.0)),
             completed_at=_time(max(finished, default=0.0)),
-            model_usage=_usage(model, (call for rollout in rollouts for call in rollout.policy_calls)),
+            model_usage=_usage(model, _total(used)),
         ),
         samples=samples,
     )
@@ -152,7 +155,8 @@ async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSamp
     messages = await conversation_of({"input": [*opening, *(answered if isinstance(answered, list) else [])]})
     output = _output(messages, rollout, model)
     failure = _failure(rollout)
-    calls = [call for call in rollout.calls if call.model_server != POLICY]
+    tokens = tokens_of(rollout)
+    own = tokens.pop(POLICY, None)
     return EvalSample(
         id=_sample_id(rollout),
         epoch=epoch,
@@ -168,11 +172,9 @@ async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSamp
             )
         },
         store={ROLLOUT_KEY: record_of(rollout)},
-        model_usage=_usage(model, rollout.policy_calls),
+        model_usage=_usage(model, own),
         role_usage={
-            name: usage
-            for server in sorted({call.model_server for call in calls})
-            for name, usage in _usage(server, (call for call in calls if call.model_server == server)).items()
+            name: usage for server in tokens for name, usage in _usage(server, tokens[server]).items()
         },
         started_at=_time(rollout.finished - rollout.timing.total_s),
         completed_at=_time(rollout.finished),
@@ -199,26 +201,30 @@ def _failure(rollout: CollectedRollout) -> EvalError | None:
     return EvalError(message=message, traceback=message, traceback_ansi=message)
 
 
-def _usage(model: str, calls: Iterable[ModelCall]) -> dict[str, ModelUsage]:
-    """Return the sum of the calls' token counts under a name; nothing if those of a call are unknown, as it would be too low.
-
-    Calls that were refused (4xx) used none.
-    """
-    counted = [call.usage for call in calls if not 400 <= (call.status_code or 0) < 500]
-    if not counted or any(usage.input_tokens is None or usage.output_tokens is None for usage in counted):
+def _usage(name: str, tokens: Tokens | None) -> dict[str, ModelUsage]:
+    """Return token counts under a name; nothing if they are unknown, or of no call."""
+    if tokens is None or not tokens["calls"]:
         return {}
-    read = sum(usage.input_tokens or 0 for usage in counted)
-    cached = sum(usage.cached_tokens or 0 for usage in counted)
-    sampled = sum(usage.output_tokens or 0 for usage in counted)
+    read, cached, sampled = (
+        tokens[count] or 0 for count in ("input_tokens", "cached_tokens", "output_tokens")
+    )
     return {
-        model: ModelUsage(
+        name: ModelUsage(
             input_tokens=read - cached,
             input_tokens_cache_read=cached or None,
             output_tokens=sampled,
             total_tokens=read + sampled,
-            reasoning_tokens=sum(usage.reasoning_tokens or 0 for usage in counted) or None,
+            reasoning_tokens=tokens["reasoning_tokens"] or None,
         )
     }
+
+
+def _total(used: UsageCounts) -> Tokens | None:
+    """Return the tokens of all attempts; `None` if those of one are unknown, as the sum would be too low."""
+    usage = used.of_policy({})
+    if usage is None or usage.counted < usage.rollouts:
+        return None
+    return {name: getattr(usage, name) for name in ("calls", *TOKENS)}
 
 
 def _sample_id(rollout: CollectedRollout) -> str:
