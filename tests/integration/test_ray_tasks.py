@@ -65,6 +65,47 @@ print(json.dumps(found))
 """
 
 
+OTHER = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+import ray
+from ray.remote_function import RemoteFunction
+{change}
+before = vars(RemoteFunction).get("_remote")
+importlib.import_module("inside.forkserver.labelling").label_containers_of_tasks({{"stack": "s"}}, "rollout")
+assert vars(RemoteFunction).get("_remote") is before
+
+@ray.remote(max_retries=0)
+def task():
+    return "ran"
+
+print(callable(task.remote))
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "del RemoteFunction._remote",
+        "init = RemoteFunction.__init__\n"
+        "def changed(self, *args, **kwargs):\n    init(self, *args, **kwargs)\n    self.remote = lambda *args, **kwargs: None\n"
+        "RemoteFunction.__init__ = changed",
+        "init = RemoteFunction.__init__\n"
+        "def changed(self, *args, **kwargs):\n    init(self, *args, **kwargs)\n    del self._function\n"
+        "RemoteFunction.__init__ = changed",
+    ],
+    ids=["no such method", "another method starts tasks", "the function is elsewhere"],
+)
+def test_a_ray_that_starts_tasks_otherwise_is_left_as_it_is_and_said(tmp_path: Path, change: str) -> None:
+    (program := tmp_path / "program.py").write_text(OTHER.format(change=change))
+    python = ensure_runtime(RuntimeConfig(version="0.7.0")).python
+    command = [str(python), str(program), str(Path(inside.__file__).parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    [warning] = [line for line in done.stderr.splitlines() if line.startswith("warning: Ray ")]
+    assert "containers" in warning
+
+
 def test_tasks_know_their_rollout_and_work_as_ever(tmp_path: Path) -> None:
     package = tmp_path / "hidden" / "nemo_gym"
     package.mkdir(parents=True)
@@ -79,6 +120,7 @@ def test_tasks_know_their_rollout_and_work_as_ever(tmp_path: Path) -> None:
     environment = os.environ | {"PATH": f"{docker.parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "warning: Ray" not in done.stderr
     labels = {name: [*STACK, f"rollout={rollout_label(key)}"] for name, key in KEYS.items()}
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "unknown": [None, 1],

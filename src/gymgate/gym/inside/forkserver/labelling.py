@@ -54,9 +54,19 @@ def label_containers_of_tasks(labels: Mapping[str, str], name: str) -> None:
     """Let the Ray tasks that this server starts work as parts of their rollout, in Ray's workers, and label containers there.
 
     A task's rollout is the one in whose request it is started, else the one whose policy's URL is among its arguments.
-    Tasks that a task starts, actors, and workers without NeMo Gym's sandboxes work as ever, without a rollout.
+    Tasks that a task starts, actors, and workers without NeMo Gym's sandboxes work as ever, without a rollout. So do all tasks
+    of a Ray that starts them in another way; the server's log says so.
     """
-    RemoteFunction: Any = importlib.import_module("ray.remote_function").RemoteFunction
+    RemoteFunction: Any = getattr(importlib.import_module("ray.remote_function"), "RemoteFunction", None)
+    if not _starts_tasks(RemoteFunction):
+        version = getattr(importlib.import_module("ray"), "__version__", "")
+        print(
+            f"warning: Ray {version} starts tasks in another way than gymgate knows: Docker containers that they make get no "
+            "label, so nothing removes those that they leave behind",
+            file=sys.stderr,
+            flush=True,
+        )
+        return
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
     for module in (__name__, gym_symbol.__module__):  # workers cannot import them
         cloudpickle.register_pickle_by_value(sys.modules[module])
@@ -73,6 +83,28 @@ def label_containers_of_tasks(labels: Mapping[str, str], name: str) -> None:
         return submit(task, args, labelled, **options)
 
     RemoteFunction._remote = submit_with_rollout
+
+
+def _starts_tasks(RemoteFunction: Any) -> bool:
+    """Whether Ray starts a task by the private method that is replaced, with the arguments that are read. Starts none."""
+    calls: list[Any] = []
+
+    def note(task: Any, args: Any = None, kwargs: Any = None, **options: Any) -> None:
+        calls.append((tuple(args), kwargs, callable(task._function), options.get("num_cpus")))
+
+    submit = getattr(RemoteFunction, "_remote", None)
+    if submit is None:
+        return False
+    RemoteFunction._remote = note
+    try:
+        task = importlib.import_module("ray").remote(_rollout_of)
+        task.remote(1, a=2)
+        task.options(num_cpus=3).remote(1, a=2)
+    except Exception:  # of a private method, which a release may change in any way
+        return False
+    finally:
+        RemoteFunction._remote = submit
+    return [call[:3] for call in calls] == [((1,), {"a": 2}, True)] * 2 and calls[1][3] == 3
 
 
 def _rollout_of(*arguments: Any) -> str | None:
