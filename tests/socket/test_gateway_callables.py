@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from anthropic.types import Message
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 from openai.types.responses import Response
 
@@ -83,6 +84,19 @@ async def test_what_people_return_is_read(name: str, dialect: Dialect) -> None:
     [message] = [item for item in got["output"] if item["type"] == "message"]
     assert [part["text"] for part in message["content"]] == [TEXT]
     assert ("response" in name) == (got["output"][0]["type"] == "reasoning")
+
+
+@pytest.mark.parametrize(("stop_reason", "status"), [("end_turn", "completed"), ("max_tokens", "incomplete")])
+async def test_an_anthropic_message_that_was_cut_is_incomplete(stop_reason: str, status: str) -> None:
+    message = {
+        **{"id": "m", "type": "message", "role": "assistant", "model": "c", "stop_sequence": None},
+        **{"content": [{"type": "text", "text": TEXT}], "usage": {"input_tokens": 1, "output_tokens": 1}},
+        "stop_reason": stop_reason,
+    }
+    for answer in (message, Message.model_validate(message)):
+        got = await answered(answer, "responses", "responses")
+        assert got["status"] == status
+        assert got["output"][0]["content"][0]["text"] == TEXT
 
 
 @pytest.mark.parametrize("dialect", ["chat", "responses"])

@@ -129,7 +129,10 @@ _READABLE = (
 
 def _completion(message: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
     """Return a message as a chat completion in answer to `body`."""
-    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    is_cut = (
+        message.get("stop_reason") == "max_tokens"
+    )  # of Anthropic's message, whose reason is its own field
+    reason = "length" if is_cut else "tool_calls" if message.get("tool_calls") else "stop"
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
     return {
         "id": new_id("chatcmpl"),
