@@ -88,7 +88,7 @@ async def test_what_people_return_is_read(name: str, dialect: Dialect) -> None:
 
 @pytest.mark.parametrize(("stop_reason", "status"), [("end_turn", "completed"), ("max_tokens", "incomplete")])
 async def test_an_anthropic_message_that_was_cut_is_incomplete(stop_reason: str, status: str) -> None:
-    message = {
+    message: dict[str, Any] = {
         **{"id": "m", "type": "message", "role": "assistant", "model": "c", "stop_sequence": None},
         **{"content": [{"type": "text", "text": TEXT}], "usage": {"input_tokens": 1, "output_tokens": 1}},
         "stop_reason": stop_reason,

@@ -16,10 +16,13 @@ from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, DataError, PolicyError
 from gymgate.gym.records import answer_fields
 from gymgate.gym.row_sources import RowSource, open_rows
+from gymgate.rollouts import Rollout
 from gymgate.rollouts.row import make_row
 from gymgate.runs.plan import SEED_STRIDE, Identity, IdentitySet, RolloutPlan, Shard, parse_seeds, parse_shard
+from gymgate.runs.record import collected
 from gymgate.runs.run import Collection
-from gymgate.runs.settings import differences, settings_of
+from gymgate.runs.settings import differences, extent_of, settings_of
+from gymgate.runs.store import open_run
 
 STACK = StackConfig(environments=("mcqa",))
 
@@ -221,6 +224,30 @@ def test_wrong_shards(text: str) -> None:
 def test_a_shard() -> None:
     assert parse_shard("4/4") == Shard(4, 4)
     assert parse_shard("4/4").directory == "shard-4-of-4"
+
+
+async def test_a_resume_does_not_take_a_row_for_an_equal_one_of_another_environment(tmp_path: Path) -> None:
+    """With more rows, the first environment has one that the second had alone: its occurrence is another row's now."""
+    both = [
+        [make_row(row(number), name, line) for line, number in enumerate(numbers, 1)]
+        for name, numbers in (("a", (1, 2)), ("b", (2, 3)))
+    ]
+
+    def run_of(limit: int) -> Collection:
+        plan = RolloutPlan([RowSource(rows, name, limit) for rows, name in zip(both, "ab", strict=True)])
+        nowhere = HTTPEndpoint(base_url="http://127.0.0.1:9/v1", model="m")
+        return Collection(STACK, nowhere, plan, wait_for_policy_s=0, output=tmp_path / "run")
+
+    before = run_of(1)
+    with open_run(
+        tmp_path / "run", before.settings(), extent_of(before.plan), before.plan.row_keys()
+    ) as kept:
+        for planned in before.plan.rollouts():
+            about = {"id": "r", "environment": planned.environment, "agent": "a", "status": "completed"}
+            kept.add(collected(planned, Rollout(**about, reward=1.0), 0))
+    await run_of(1).run()  # nothing is left
+    with pytest.raises(ConfigError, match="'a'"):
+        await run_of(2).run()
 
 
 @pytest.mark.parametrize(

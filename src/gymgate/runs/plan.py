@@ -216,6 +216,16 @@ class RolloutPlan:
         """By source and position, of rows that have an equal one before them."""
         self._read_keys()
 
+    def environments_of_copies(self) -> dict[tuple[str, int], str | None]:
+        """Return the environment of each row that equals another one, by row key and occurrence."""
+        copied = {self._keys[number][position] for number, position in self._occurrences}
+        return {
+            (f"{key:016x}", self._occurrences.get((number, position), 0)): self.sources[number].environment
+            for number, keys in enumerate(self._keys)
+            for position, key in enumerate(keys)
+            if key in copied and (number, position) not in self._invalid_rows
+        }
+
     @property
     def rows(self) -> int:
         """Number of planned rows."""

@@ -149,6 +149,7 @@ class Collection:
         kept = exits.enter_context(
             open_run(self.directory, self.settings(), extent_of(self.plan), self.plan.row_keys())
         )
+        self._refuse_moved_copies(kept)
         self._kept, progress.tasks, progress.total = kept, kept.tasks, total
         if kept.repaired:
             self.log(
@@ -164,6 +165,20 @@ class Collection:
             failed = f", {given_up} failed permanently (--rerun-failed retries them)" if given_up else ""
             self.log(f"resuming {self.directory}: {there}{failed}")
         return kept
+
+    def _refuse_moved_copies(self, kept: RunDirectory) -> None:
+        """Raise `ConfigError` if a stored row is one of another environment now.
+
+        Occurrences count the equal rows of all environments in their order, so more rows of one move those of the next.
+        """
+        environments = self.plan.environments_of_copies()
+        for task in kept.tasks.tasks.values():
+            now = environments.get((task.row_key, task.occurrence)) or task.environment
+            if task.environment and now != task.environment:
+                raise ConfigError(
+                    f"{kept.path} has rollouts of {task.name}, which equals a row of {now!r} that is chosen now, and they would "
+                    "count for that one; choose another -o, or run each environment by itself"
+                )
 
     def _acquire(self) -> AbstractAsyncContextManager[Stack]:
         return acquire(self.stack, progress=self.log)
