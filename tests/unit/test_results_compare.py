@@ -284,7 +284,7 @@ def test_equal_rows_of_another_environment_before_it_do_not_hide_a_row(tmp_path:
         done = CliRunner().invoke(command, [*map(str, runs), "-o", str(page)])
         assert done.exit_code == 0, done.output
         labels = re.findall(r'"label":"([^"]*)"', page.read_text())
-        assert sorted(labels) == sorted(map(str, runs))  # both sides of the one row that differs
+        assert sorted(labels) == sorted(run.name for run in runs)  # both sides of the one row that differs
 
 
 @pytest.mark.parametrize(("reached", "counted"), [("", {"e": 1}), ("e", {"e": 1}), ("f", {"e": 0, "f": 1})])
