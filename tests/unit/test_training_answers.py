@@ -13,7 +13,7 @@ from gymgate.core.config import RuntimeConfig
 from gymgate.gym.row_sources import open_rows
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.eval_rows import eval_rows
-from gymgate.integrations.training import rows as training
+from gymgate.integrations.training import sources as training
 
 Read = Callable[[str], Any]
 
