@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import re
 import shutil
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 from gymgate.cli.report import command
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.results import page
-from gymgate.results.export import export_dataset
+from gymgate.results.export import COLUMNS, export_dataset
 from gymgate.results.page import LONGEST_TEXT
 from gymgate.results.report import write_report
 from gymgate.results.report_data import ReportData, time_split
@@ -385,6 +386,24 @@ def test_long_texts_and_many_tasks_are_bounded(tmp_path: Path) -> None:
     [(_, rollouts)] = conversations_of(tmp_path / "r.html")
     assert len(rollouts) == 3
     assert rollouts[0]["turns"][-1][1].endswith(f"... and {50_000 - LONGEST_TEXT} more characters")
+
+
+def test_a_flat_table_can_be_joined_with_others(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", tasks=2)
+    lines = [orjson.loads(line) for line in (run / "rollouts.jsonl").read_bytes().splitlines()]
+    for line in lines:
+        line["result"] |= {"expected_answer": ["B"], "extracted_answer": "A"}
+        line["reward_parts"] = {"form": 0.5} if line["repeat"] else {}
+    (run / "rollouts.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    export_dataset(Runs([run]), tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open(newline="") as file:
+        first, second, *_ = csv.DictReader(file)
+    assert [*first] == [*COLUMNS, "reward_parts.form"]
+    about = {"model": "org/hello", "run": str(run), "environment": "hello", "task": "hello:1", "line": "1"}
+    assert first.items() >= about.items()
+    assert (first["expected_answer"], first["extracted_answer"]) == ("B", "A")
+    assert (first["reward_parts.form"], second["reward_parts.form"]) == ("", "0.5")
+    assert orjson.loads(first["messages"])[0] == {"role": "developer", "content": "be brief"}
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])

@@ -21,10 +21,10 @@ from gymgate.results.compare import (
     why_worse,
     write_comparison,
 )
-from gymgate.results.report import policy_name
 from gymgate.rollouts.transcript import opening
 from gymgate.runs.aggregate import Runs, read_tasks
 from gymgate.runs.attempts import Attempt, TaskKey
+from gymgate.runs.settings import policy_name
 from gymgate.runs.tasks import Task
 
 SHOWN_FLIPS = 5
@@ -120,7 +120,7 @@ def command(
         runs = Runs([other], first_of_overlap=overlap == "first")
         against = read_tasks(runs)
         compared = compare(collected, against)
-        models = policy_name(collected), policy_name(against)
+        models = policy_name(collected.policy), policy_name(against.policy)
         names = models if models[0] != models[1] else (str(first), str(other))
         if fail_if_worse is not None and (reason := why_worse(compared.rows, fail_if_worse)):
             log(f"{other}: --fail-if-worse {fail_if_worse:g}: {reason}")

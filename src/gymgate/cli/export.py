@@ -24,8 +24,8 @@ from gymgate.runs.metrics import parse_bounds
     "form",
     required=True,
     type=click.Choice(["atif", "dataset", "gym", "inspect", "jsonl", "rows", "traces"]),
-    help="atif: a directory of trajectories in Harbor's ATIF; dataset: a flat table for dataset libraries (.jsonl or "
-    ".parquet); gym: NeMo Gym's rollouts.jsonl, with its materialized inputs next to it; inspect: a log for `inspect view` "
+    help="atif: a directory of trajectories in Harbor's ATIF; dataset: a flat table for dataset libraries (.parquet, "
+    ".csv, .jsonl); gym: NeMo Gym's rollouts.jsonl, with its materialized inputs next to it; inspect: a log for `inspect view` "
     "(.eval); jsonl: gymgate's own records, as in rollouts.jsonl; "
     "rows: the input rows, the next run's input (.jsonl); traces: verifiers' traces.jsonl.",
 )

@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from gymgate.core import codec
 from gymgate.results.tables import checked_table, write_table
-from gymgate.rollouts.transcript import transcript
+from gymgate.rollouts.transcript import text_of, transcript
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.gym_rollouts import agent_ref
+from gymgate.runs.layout import ROLLOUTS
 from gymgate.runs.metrics import keep
 from gymgate.runs.rows import RowReader
+from gymgate.runs.settings import policy_name
 from gymgate.runs.tasks import CollectedTasks, Task
+
+COLUMNS = {
+    **dict.fromkeys(("model", "run", "environment", "agent", "task", "source"), "text"),
+    "line": "whole",
+    "row_key": "text",
+    **dict.fromkeys(("occurrence", "repeat", "seed"), "whole"),
+    "status": "text",
+    "reward": "real",
+    **dict.fromkeys(("expected_answer", "extracted_answer"), "text"),
+    "messages": "messages",
+    "metrics": "text",
+    **dict.fromkeys(("calls", "output_tokens"), "whole"),
+    "seconds": "real",
+}
+"""Columns of every flat table, and what they hold."""
+_PART = "reward_parts."
 
 
 def export_dataset(runs: Runs, output: Path) -> int:
-    """Write a row per finished rollout, as JSONL or Parquet by the file's ending; how many.
+    """Write a row per finished rollout, as JSONL, CSV or Parquet by the file's ending; how many.
 
-    The columns, the same for every environment: `environment`, `agent`, `row_key`, `occurrence`, `repeat`, `seed`,
-    `status`, `reward` (null where it does not count, see `gymgate.outcome_of`), `messages` (role and content, tool calls
-    as text), `details` (reward parts and metrics as JSON), `calls`, `output_tokens`, `seconds`. Raises `ConfigError` for
-    another ending and for rollouts that are in two runs, `MissingExtraError` without pyarrow, `DataError` if the file
-    cannot be written.
+    docs/results.md has the columns: `COLUMNS`, and `reward_parts.NAME` for each part of a reward in any of the rollouts, for
+    which they are read once before. Raises `ConfigError` for another ending and for rollouts that are in two runs,
+    `MissingExtraError` without pyarrow, `DataError` if the file cannot be written.
     """
-    checked_table(output, (".jsonl", ".parquet"))
-    return write_table(output, map(_flat, runs.rollouts()), _schema)
+    checked_table(output)
+    model = policy_name(runs.policy) if runs.policy else None
+    parts = sorted({name for attempt in runs.rollouts() for name in attempt.reward_parts or ()})
+
+    def row_of(attempt: Attempt) -> dict[str, Any]:
+        counted = (attempt.reward_parts or {}) if attempt.outcome.counted else {}
+        return {"model": model, **_flat(attempt), **{f"{_PART}{name}": counted.get(name) for name in parts}}
+
+    columns = {**COLUMNS, **{f"{_PART}{name}": "real" for name in parts}}
+    return write_table(output, map(row_of, runs.rollouts()), lambda arrow: _schema(arrow, columns))
 
 
 def export_rows(
@@ -64,41 +89,37 @@ def export_lines(runs: Runs, output: Path) -> int:
 
 
 def _flat(attempt: Attempt) -> dict[str, Any]:
-    parts = (attempt.reward_parts or {}) if attempt.outcome.counted else {}
-    details = {"reward_parts": parts, "metrics": attempt.metrics or {}}
+    answers = (attempt.expected_answer, attempt.extracted_answer)
+    expected, extracted = (None if answer is None else text_of(answer) for answer in answers)
     return {
+        "run": str(attempt.path.parent if attempt.path.name == ROLLOUTS else attempt.path),
         "environment": attempt.environment,
         "agent": attempt.agent,
+        "task": attempt.task_name,
+        "source": attempt.source,
+        "line": attempt.line,
         "row_key": attempt.row_key,
         "occurrence": attempt.occurrence,
         "repeat": attempt.repeat,
         "seed": attempt.seed,
         "status": attempt.status,
         "reward": attempt.outcome.reward,
+        "expected_answer": expected,
+        "extracted_answer": extracted,
         "messages": [{"role": role, "content": text} for role, text in transcript(attempt.result)],
-        "details": codec.dumps(details).decode(),
+        "metrics": codec.dumps(attempt.metrics or {}).decode(),
         "calls": attempt.call_count,
         "output_tokens": attempt.output_tokens,
         "seconds": attempt.seconds,
     }
 
 
-def _schema(arrow: Any) -> Any:
-    text, whole, real = arrow.string(), arrow.int64(), arrow.float64()
-    return arrow.schema(
-        {
-            "environment": text,
-            "agent": text,
-            "row_key": text,
-            "occurrence": whole,
-            "repeat": whole,
-            "seed": whole,
-            "status": text,
-            "reward": real,
-            "messages": arrow.list_(arrow.struct([("role", text), ("content", text)])),
-            "details": text,
-            "calls": whole,
-            "output_tokens": whole,
-            "seconds": real,
-        }
-    )
+def _schema(arrow: Any, columns: Mapping[str, str]) -> Any:
+    text = arrow.string()
+    types = {
+        "text": text,
+        "whole": arrow.int64(),
+        "real": arrow.float64(),
+        "messages": arrow.list_(arrow.struct([("role", text), ("content", text)])),
+    }
+    return arrow.schema({name: types[kind] for name, kind in columns.items()})

@@ -27,10 +27,8 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.core.files import replacing
 from gymgate.results.tables import columns_of
-from gymgate.rollouts.answers import answer_of
 from gymgate.rollouts.transcript import Entry, cut, entries_of, items_of, text_of
 from gymgate.runs.attempts import Attempt
-from gymgate.runs.tasks import ANSWER_KEYS
 
 LONGEST_TEXT = 6000
 LONGEST_ANSWER = 200
@@ -211,7 +209,10 @@ def conversation(attempt: Attempt, label: str) -> Part:
         turns.append(["error", cut(f"{error.type}: {error.message}", LONGEST_TEXT)])
     outcome, numbers = attempt.outcome, {**(attempt.reward_parts or {}), **(attempt.metrics or {})}
     shown = {"label": label, "outcome": outcome.reason, "reward": outcome.reward, "numbers": numbers}
-    answers = {"expected": expected_answer(attempt), "extracted": extracted_answer(attempt)}
+    answers = {
+        "expected": shown_answer(attempt.expected_answer),
+        "extracted": shown_answer(attempt.extracted_answer),
+    }
     return {"rollout": {**shown, **answers, "prompt": prompt, "turns": turns}}
 
 
@@ -227,16 +228,8 @@ def task_parts(environment: str, name: str, rollouts: Sequence[Part], key: str) 
         yield {**part, "rollout": {**content, "turns": turns}}
 
 
-def expected_answer(attempt: Attempt) -> str | None:
-    """Return the right answer, where the result repeats its row's."""
-    answer = answer_of(attempt.result or {})
-    return None if answer is None else cut(text_of(answer.value), LONGEST_ANSWER)
-
-
-def extracted_answer(attempt: Attempt) -> str | None:
-    """Return what the environment took for the policy's answer, where the result says it."""
-    result = attempt.result or {}
-    value = next((value for key in ANSWER_KEYS if (value := result.get(key)) is not None), None)
+def shown_answer(value: Any) -> str | None:
+    """Return an answer as a short text."""
     return None if value is None else cut(text_of(value), LONGEST_ANSWER)
 
 

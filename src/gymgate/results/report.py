@@ -18,7 +18,7 @@ from gymgate.runs.attempts import TaskKey
 from gymgate.runs.costs import Prices, TokenUsage, refuse_price_of_replay
 from gymgate.runs.counts import OVERALL
 from gymgate.runs.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows, task_rows
-from gymgate.runs.settings import shown_settings
+from gymgate.runs.settings import policy_name, shown_settings
 from gymgate.runs.tasks import CollectedTasks, Task
 
 SHOWN_TASK_ROWS = 1000
@@ -53,15 +53,7 @@ def title_of(collected: CollectedTasks) -> str:
     names = sorted({task.environment for task in collected.tasks.values()})
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
     date = "" if collected.created is None else f", {datetime.fromtimestamp(collected.created, UTC):%Y-%m-%d}"
-    return f"{policy_name(collected)} on {', '.join(names[:SHOWN_NAMES])}{more}{date}"
-
-
-def policy_name(collected: CollectedTasks) -> str:
-    """Return the model's name, or what took its place."""
-    policy = collected.policy or {}
-    if collected.replayed:
-        return "recorded answers"
-    return str(policy.get("model") or policy.get("name") or "policy") if policy else "rollouts"
+    return f"{policy_name(collected.policy)} on {', '.join(names[:SHOWN_NAMES])}{more}{date}"
 
 
 def notes_of(collected: CollectedTasks) -> Iterator[Part]:
@@ -146,7 +138,7 @@ def _headline(row: Mapping[str, Any], collected: CollectedTasks, *, is_example: 
         else f"mean reward {row['mean_reward']:.3f}{error}"
     )
     warning = " These rows are the environment's examples, not the benchmark." if is_example else ""
-    return f"{policy_name(collected)} on {row['environment']}, {rows}{times}: {score}.{warning}"
+    return f"{policy_name(collected.policy)} on {row['environment']}, {rows}{times}: {score}.{warning}"
 
 
 def _is_example(runs: Runs) -> bool:

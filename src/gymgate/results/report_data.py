@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gymgate.core.config import POLICY
-from gymgate.results.page import Part, conversation, expected_answer
+from gymgate.results.page import Part, conversation, shown_answer
 from gymgate.rollouts.transcript import cut, opening
 from gymgate.runs.attempts import Attempt, StoredError, TaskKey
 from gymgate.runs.costs import Calls
@@ -63,7 +63,7 @@ class ReportData:
             return
         if not self.openings.get(name):
             self.openings[name] = opening(attempt.result, LONGEST_OPENING)
-            if (answer := expected_answer(attempt)) is not None:
+            if (answer := shown_answer(attempt.expected_answer)) is not None:
                 self.expected[name] = cut(answer, LONGEST_NAME)
         figures = {
             REWARD: attempt.outcome.reward,

@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from gymgate.core.config import POLICY, validation_message
 from gymgate.core.errors import ErrorKind
+from gymgate.rollouts.answers import answer_of
 from gymgate.rollouts.outcome import Outcome, outcome_of
 from gymgate.rollouts.record import RolloutStatus
 from gymgate.rollouts.result import number
@@ -23,6 +24,26 @@ TaskKey = tuple[str, str, int]
 """Environment, row key and occurrence: what the rollouts of a task have in common."""
 Order = tuple[int, int]
 """Seed and repeat of a task's rollout; without a seed -1, which is no seed."""
+
+
+ANSWER_KEYS = (
+    "extracted_answer",
+    "predicted_answer",
+    "predicted_value",
+    "extracted_label",
+    "extracted_model_code",
+    "extracted_code",
+    "extracted_sql",
+    "extracted_verdict",
+    "extracted_judgement",
+    "extracted_grade",
+)
+"""Fields of a result in which NeMo Gym's environments put the answer; the first that is there is taken."""
+
+
+def task_name(environment: str, line: int, occurrence: int) -> str:
+    """Return `ENVIRONMENT:LINE` of a row's file, with `#2` and so on for further equal rows."""
+    return f"{environment}:{line}{f'#{occurrence + 1}' if occurrence else ''}"
 
 
 class StoredError(Stored):
@@ -119,6 +140,22 @@ class Attempt(Stored):
         return self.reward is not None and number(self.reward) is None
 
     @property
+    def task_name(self) -> str:
+        return task_name(self.environment, self.line, self.occurrence)
+
+    @property
+    def expected_answer(self) -> Any:
+        """The right answer, where the result repeats its row's; else `None`."""
+        answer = answer_of(self.result or {})
+        return None if answer is None else answer.value
+
+    @property
+    def extracted_answer(self) -> Any:
+        """What the environment took for the policy's answer, where the result says it; else `None`."""
+        result = self.result or {}
+        return next((value for key in ANSWER_KEYS if (value := result.get(key)) is not None), None)
+
+    @property
     def policy_calls(self) -> Sequence[StoredCall] | None:
         return None if self.calls is None else [call for call in self.calls if call.model_server == POLICY]
 
@@ -150,6 +187,11 @@ class Attempt(Stored):
     def in_environment(self, environment: str) -> Self:
         """Return it as one of another environment."""
         return self.model_copy(update={"environment": environment})
+
+    @property
+    def path(self) -> Path:
+        """The file that it was read from."""
+        return self._line[1]
 
     @property
     def record(self) -> Mapping[str, Any]:

@@ -77,6 +77,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def policy_name(policy: Mapping[str, Any] | None) -> str:
+    """Return the model's name, or what took its place; `rollouts` where the settings have no policy."""
+    if not policy:
+        return "rollouts"
+    if policy.get("type") == "replay":
+        return "recorded answers"
+    return str(policy.get("model") or policy.get("name") or "policy")
+
+
 def leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's settings by dotted key, those of its environments by their number."""
     numbered = {

@@ -9,23 +9,10 @@ from typing import Any, NamedTuple
 
 from gymgate.core import codec
 from gymgate.rollouts.outcome import Outcome
-from gymgate.runs.attempts import Attempt, Order, TaskKey
+from gymgate.runs.attempts import ANSWER_KEYS, Attempt, Order, TaskKey, task_name
 from gymgate.runs.costs import UsageCounts
 from gymgate.runs.counts import RolloutCounts
 
-ANSWER_KEYS = (
-    "extracted_answer",
-    "predicted_answer",
-    "predicted_value",
-    "extracted_label",
-    "extracted_model_code",
-    "extracted_code",
-    "extracted_sql",
-    "extracted_verdict",
-    "extracted_judgement",
-    "extracted_grade",
-)
-"""Fields of a result in which NeMo Gym's environments put the answer; the first that is there is taken."""
 _ANSWERS = frozenset(ANSWER_KEYS)
 _LONGEST_ANSWER = 64
 _MOST_SHARED = 1 << 14
@@ -88,7 +75,7 @@ class Task:
     @property
     def name(self) -> str:
         """`ENVIRONMENT:LINE` of the row's file, with `#2` and so on for further equal rows."""
-        return f"{self.environment}:{self.line}{f'#{self.occurrence + 1}' if self.occurrence else ''}"
+        return task_name(self.environment, self.line, self.occurrence)
 
     def measured(self) -> list[Score]:
         """Return the rollouts whose reward counts, in order."""
