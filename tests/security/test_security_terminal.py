@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from gymgate import cli
-from gymgate.cli.output import echo, log, print_table
+from gymgate.cli.output import echo, log, print_json, print_table
 from gymgate.core.errors import PolicyError, from_wire, printable
 from support.upstream import Seen, upstream, upstream_in_thread
 
@@ -39,7 +40,9 @@ def test_nothing_that_is_printed_holds_control_characters(capsys: pytest.Capture
     log(HOSTILE)
     echo(HOSTILE)
     print_table(["name", "text"], [[HOSTILE, HOSTILE]])
+    print_json({HOSTILE: HOSTILE})
     shown = capsys.readouterr()
+    assert json.loads(shown.out[shown.out.index("{") :]) == {HOSTILE: HOSTILE}
     assert not (CONTROLS - {"\n"}) & {*shown.out, *shown.err}
     assert "red" in shown.out
     assert "red" in shown.err

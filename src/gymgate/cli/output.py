@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gymgate.core.errors import printable
+from gymgate.core.errors import printable, printable_json
 
 Log = Callable[[str], None]
 """Takes a message for the user: `log` here, or one that prints beside a progress bar."""
@@ -35,7 +35,7 @@ def print_json(value: Any) -> None:
     """Print a value as one JSON document to stdout; dataclasses and models become objects, paths become texts."""
     from pydantic_core import to_json
 
-    click.echo(to_json(value, indent=2, inf_nan_mode="null"))
+    click.echo(printable_json(to_json(value, indent=2, inf_nan_mode="null").decode()))
 
 
 SHORT = 12

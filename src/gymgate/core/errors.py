@@ -42,6 +42,11 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda control: control.group().encode("unicode_escape").decode(), text)
 
 
+def printable_json(document: str) -> str:
+    """Return a JSON document with these characters escaped as JSON has it, so that its value is the same."""
+    return _CONTROLS.sub(lambda control: f"\\u{ord(control.group()):04x}", document)
+
+
 class GymgateError(Exception):
     """Root of the tree. `str()` is one line: what failed, the value seen, and what to do."""
 
