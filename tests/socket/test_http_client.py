@@ -142,7 +142,7 @@ async def test_what_comes_unasked_answers_nobody(client: HTTPClient) -> None:
     async with serving(OK, OK) as server:
         request = Request(server.url)
         await client.send(request, timeout_s=5)
-        [connection] = client._open.values()
+        [connection] = client._open
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong")
         assert (await client.send(request, timeout_s=5)).body == b"ok"
         assert server.connections == 2
@@ -155,7 +155,7 @@ async def test_the_bound_on_headers_holds_within_one_packet(client: HTTPClient, 
         asking = asyncio.create_task(ask(client, server))
         async with asyncio.timeout(5):
             await server.got_request.wait()
-        [connection] = client._open.values()
+        [connection] = client._open
         connection.data_received(interim + OK.replace(b"\r\n\r\n", b"\r\n" + headers + b"\r\n"))
         with pytest.raises(DroppedError, match="bytes of headers"):
             await asking
