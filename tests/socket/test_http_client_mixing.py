@@ -177,7 +177,7 @@ def test_a_timeout_of_an_idle_connection_costs_no_trust(loop: Any) -> None:
             request = Request(server.url)
             await client.send(request, b"one")
             answered.set()
-            [idle] = client._open.values()
+            [idle] = client._open
             while not idle._lost:  # noqa: ASYNC110 the event loop reads the 408 and the end
                 await asyncio.sleep(0)
             for _ in range(3):
