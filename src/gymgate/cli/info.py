@@ -16,7 +16,7 @@ from gymgate.core.config import RuntimeConfig
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
 from gymgate.gym.catalog.entries import Dataset
 from gymgate.gym.catalog.needs import Need
-from gymgate.gym.inside.resolve import MISSING, SandboxReference, walk
+from gymgate.gym.inside.resolve import MISSING, SandboxReference, ServerInstance, walk
 from gymgate.gym.runtime import open_catalog
 
 if TYPE_CHECKING:
@@ -34,6 +34,16 @@ class AgentDescription:
     name: str
     type: str
     resources_server: str | None
+
+
+@dataclass(frozen=True)
+class EnvironmentServerDescription:
+    """An environment server of a config that owns its episodes."""
+
+    name: str
+    type: str
+    agents: Sequence[str]
+    """The agents that it calls."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,8 @@ class ConfigDescription:
     name: str
     path: Path
     agents: Sequence[AgentDescription]
+    environment_servers: Sequence[EnvironmentServerDescription]
+    """Those that own its episodes; relays to an agent are left out."""
     model_servers: Sequence[str]
     """Model servers other than the policy's."""
     datasets: Sequence[Dataset]
@@ -114,6 +126,7 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
         return
     _head(found)
     _configs(found, config)
+    _environment_servers(found)
     _data(found, config)
     _sandboxes(found, config)
     _needs(config)
@@ -143,6 +156,10 @@ def _config_description(config: EnvConfig) -> ConfigDescription:
         name=config.name,
         path=config.path,
         agents=[AgentDescription(agent.name, agent.type, agent.resources_server) for agent in config.agents],
+        environment_servers=[
+            EnvironmentServerDescription(server.name, server.type, server.called_agents)
+            for server in config.environment_servers
+        ],
         model_servers=config.model_servers,
         datasets=config.datasets,
         needs=config.needs,
@@ -205,13 +222,29 @@ def _configs(environment: Environment, shown: EnvConfig) -> None:
         (
             (
                 f"{config.name} *" if config is shown and len(environment.configs) > 1 else config.name,
-                ", ".join(f"{agent.name} ({agent.type})" for agent in config.agents) or "-",
+                _servers(config.agents) or "-",
                 ", ".join(config.model_servers) or "-",
                 ", ".join(config.need_kinds) or "none",
             )
             for config in environment.configs
         ),
     )
+
+
+def _environment_servers(environment: Environment) -> None:
+    owners = [
+        (config.name, server) for config in environment.configs for server in config.environment_servers
+    ]
+    if owners:
+        echo()
+        print_table(
+            ("config", "environment server", "of agents"),
+            ((name, _servers([server]), ", ".join(server.called_agents)) for name, server in owners),
+        )
+
+
+def _servers(servers: Sequence[ServerInstance]) -> str:
+    return ", ".join(f"{server.name} ({server.type})" for server in servers)
 
 
 def _data(environment: Environment, config: EnvConfig) -> None:

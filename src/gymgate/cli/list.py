@@ -12,7 +12,7 @@ from gymgate.cli.options import KINDS, gym_option, json_option, kind_option
 from gymgate.cli.output import log, print_json, print_table
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
-from gymgate.gym.catalog import Environment
+from gymgate.gym.catalog import EnvConfig, Environment
 from gymgate.gym.catalog.entries import AGENT_KIND
 from gymgate.gym.catalog.needs import Need
 from gymgate.gym.runtime import open_catalog
@@ -35,6 +35,8 @@ class ListedEnvironment:
     """The default config, to which agents and needs belong."""
     agents: Sequence[str]
     """Types of its agents."""
+    environment_servers: Sequence[str]
+    """Types of the environment servers that own its episodes; relays to an agent are left out."""
     needs: Sequence[Need]
     data: Sequence[str]
     """Packaged files of rows."""
@@ -132,6 +134,7 @@ def summary(environment: Environment, names: dict[str, str]) -> ListedEnvironmen
         description=environment.description,
         config=config.name,
         agents=[agent.type for agent in config.agents],
+        environment_servers=[server.type for server in config.environment_servers],
         needs=config.needs,
         data=[file.name for file in environment.data if file.kind == "rows"],
         recordings=[file.name for file in environment.recordings()],
@@ -144,10 +147,19 @@ def _row(environment: Environment, names: dict[str, str]) -> tuple[str, ...]:
         names[environment.known_as],
         KINDS[environment.kind],
         environment.domain or "-",
-        ", ".join(dict.fromkeys(agent.type for agent in config.agents)) or "-",
+        _agents(config),
         _default_data(environment),
         ", ".join(config.need_kinds) or "none",
     )
+
+
+def _agents(config: EnvConfig) -> str:
+    """The types of a config's agents, after those of the environment servers that own their episodes."""
+    owners, agents = (
+        ", ".join(dict.fromkeys(server.type for server in servers))
+        for servers in (config.environment_servers, config.agents)
+    )
+    return f"{owners}: {agents}" if owners else agents or "-"
 
 
 def _default_data(environment: Environment) -> str:

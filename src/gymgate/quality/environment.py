@@ -85,6 +85,13 @@ def _lacking(environment: Environment, recorded: Sequence[RecordedRow], broken: 
         return "no agent in any config"
     if recorded or packaged_rows(environment):
         return ""
+    default = environment.config()
+    if owners := default.environment_servers:
+        builds = "".join(f"; {need.detail}" for need in default.needs if "built from git" in need.detail)
+        return (
+            f"no data that can be run: environment server {owners[0].name!r} makes the conversations itself, of rows without "
+            f"responses_create_params{builds}"
+        )
     if raw := [file.name for file in environment.data if file.kind == "raw"]:
         name = environment.name if environment.kind == "config" else environment.known_as
         ready = f"`gymgate data prepare {name}` makes those that can be run"
