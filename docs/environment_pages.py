@@ -79,7 +79,7 @@ TABLE = """\
 
 What [`gymgate check`](check.md) found for every environment of nemo-gym {version}, on a machine without a GPU or Docker, with
 package registries as its only internet access. A name leads to the environment's page. On the site, a click on a head
-sorts, the field filters, and *All columns* shows the rest.
+sorts, and the field filters.
 
 - *verdict*: `match` means that every recorded reward is reproduced: [Check](check.md) has the others.
 - *solvable*: rows in which the right answer earns the full reward, of those tried.
@@ -87,14 +87,11 @@ sorts, the field filters, and *All columns* shows the rest.
 
 Difficulty is measured for {difficult} of the {count} environments, *solvable* for {solvable}; the others have a dash.
 
-*All columns* begins with *recorded*, the mean of the recorded rewards. [Quality figures](quality-figures.md) explains the
-others. Possible problems are collected in [Findings](findings.md). The same for programs: `index.json`, next to this site.
+An environment's page has all its figures, and [Quality figures](quality-figures.md) explains them. `gymgate info ENV` says why
+one is blocked. Possible problems are collected in [Findings](findings.md). For programs: `index.json`, next to this site.
 
 """
-HEAD = (
-    "environment", "what it is", "needs", "verdict", "solvable", "difficulty", "recorded", "reproduced", "changes", "free",
-    "judge down", "rows", "duplicates", "turns", "verify ms", "MB", "per core", "what was seen",
-)  # fmt: skip
+HEAD = ("environment", "what it is", "needs", "verdict", "solvable", "difficulty")
 FINDINGS = f"""\
 # Findings
 
@@ -248,12 +245,6 @@ def difficulty(record: CheckResult) -> str:
 
 
 def _line(record: CheckResult) -> list[str]:
-    cost, shape, trivial, failures = record.cost, record.shape, record.trivial, record.failures
-    constant = [
-        rewards.mean for name, rewards in (trivial.answers if trivial else {}).items() if name != ANSWERS[-1]
-    ]
-    down = failures.cases.get("judge_down") if failures else None
-    again, data = record.deterministic, record.data
     return [
         named(record),
         shortened(described(record) or "-", 110),
@@ -261,26 +252,7 @@ def _line(record: CheckResult) -> list[str]:
         record.verdict,
         solvable(record),
         difficulty(record),
-        shown(trivial.recorded_mean if trivial else None),
-        f"{record.matched}/{record.compared}" if record.compared else "-",
-        f"{len(again.changed)} of {again.rollouts}" if again and again.scored else "-",
-        shown(max(constant, default=None)),
-        ", ".join(down.outcomes) if down else "-",
-        shown(sum(data.files.values()) if data else None),
-        shown(data.duplicates if data else None),
-        shown(shape.turns if shape else None),
-        shown(cost.verification_ms if cost else None),
-        shown(cost.rest_mb if cost else None),
-        shown(cost.rollouts_per_core_s if cost else None),
-        shortened("; ".join(_seen(record)), 300) or "-",
     ]
-
-
-def _seen(record: CheckResult) -> list[str]:
-    """The detail, the evidence where that says more, and how the environment was started."""
-    evidence = "" if record.evidence in record.detail else record.evidence
-    options = (f"with {option}" for option in record.options)
-    return [each for each in (record.detail, evidence, *record.notes, *options) if each]
 
 
 def environment_page(record: CheckResult) -> str:

@@ -1,5 +1,4 @@
-// The tables of all environments: a click on a head sorts, a field filters the lines, and a switch shows every column.
-const COLUMNS = 6; // that are shown at first
+// The tables of all environments: a click on a head sorts, and a field filters the lines.
 document.addEventListener("DOMContentLoaded", () => {
   if (!/environments-status/.test(location.pathname)) return;
   for (const table of document.querySelectorAll(".md-typeset table")) {
@@ -18,19 +17,6 @@ document.addEventListener("DOMContentLoaded", () => {
         row.hidden = !words.every((word) => text.includes(word));
       }
     });
-    if (table.tHead.rows[0].cells.length > COLUMNS) {
-      const label = document.createElement("label");
-      label.className = "table-columns";
-      const all = document.createElement("input");
-      all.type = "checkbox";
-      label.append(all, " All columns");
-      field.after(label);
-      const show = () => {
-        for (const row of table.rows) for (const cell of [...row.cells].slice(COLUMNS)) cell.hidden = !all.checked;
-      };
-      all.addEventListener("change", show);
-      show();
-    }
     [...table.tHead.rows[0].cells].forEach((head, column) => {
       const key = (row) => row.cells[column].textContent.trim();
       const number = (text) => (/^-?[\d.]/.test(text) ? parseFloat(text) : NaN);

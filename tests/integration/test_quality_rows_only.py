@@ -30,7 +30,7 @@ def test_rows_alone_are_read_and_added_to_the_record_that_is_there(tmp_path: Pat
     done = check(str(config), "--rows-only", "--record", str(store), "--clean-rows")
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [
-        "faulty: 7 rows; duplicates: 1; answers in prompts: not looked for; rows in several splits: 2",
+        "faulty: 7 rows; duplicates: 1; answers in prompts: not checked; rows in several splits: 2",
         "  1 of 7 rows equal an earlier row of their file: train:1 = train:3",
         "  rows in several splits: 2: train:1 = validation:1; train:2 = validation:2",
     ]

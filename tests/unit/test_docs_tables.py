@@ -1,4 +1,4 @@
-"""docs/tables.js in a browser: a click on a head sorts a table, a field filters its lines, a switch shows its columns."""
+"""docs/tables.js in a browser: a click on a head sorts a table, a field filters its lines."""
 
 from __future__ import annotations
 
@@ -22,29 +22,22 @@ addEventListener("load", () => {
   const field = document.querySelector(".table-filter");
   field.value = "MATCH 3";
   field.dispatchEvent(new Event("input"));
-  const shown = () => heads.filter((head) => !head.hidden).length;
-  const few = shown();
-  document.querySelector(".table-columns input").click();
-  document.title = [up[0], up.at(-1), down[0], names().join("+"), few, shown()].join(" ");
+  document.title = [up[0], up.at(-1), down[0], names().join("+")].join(" ");
 });
 """
 
 
 @pytest.mark.heavy
-def test_a_table_sorts_by_number_filters_and_shows_more_columns(tmp_path: Path) -> None:
+def test_a_table_sorts_by_number_and_filters(tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         pytest.skip("no chromium on PATH")
     values = ["10", "9.5", "-", "100", "2", "3", "4", "30", "6", "7"]
-    more = "<{0}>-</{0}>" * 5
-    lines = "".join(
-        f"<tr><td>e{n}</td><td>{value}</td><td>match</td>{more.format('td')}</tr>"
-        for n, value in enumerate(values)
-    )
+    lines = "".join(f"<tr><td>e{n}</td><td>{value}</td><td>match</td></tr>" for n, value in enumerate(values))
     page = tmp_path / "environments-status.html"
     page.write_text(
         "<div class='md-typeset'><table><thead><tr><th>name</th><th>value</th><th>verdict</th>"
-        f"{more.format('th')}</tr></thead>"
+        "</tr></thead>"
         f"<tbody>{lines}</tbody></table></div><script>{SCRIPT.read_text()}</script><script>{PROBE}</script>"
     )
     command = [
@@ -54,4 +47,4 @@ def test_a_table_sorts_by_number_filters_and_shows_more_columns(tmp_path: Path) 
     dumped = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
     title = re.search(r"<title>(.*)</title>", dumped)
     assert title is not None
-    assert title[1] == "e4 e2 e3 e3+e7+e5 6 8"
+    assert title[1] == "e4 e2 e3 e3+e7+e5"

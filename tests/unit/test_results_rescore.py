@@ -332,4 +332,4 @@ def test_a_note_on_the_run_and_one_on_its_tasks_are_both_printed(
         finish(rescoring, end, None, ks=None, as_json=False, wide=False, note="1 diverged")
     printed = capsys.readouterr().err
     assert printed.count("1 diverged") == 1
-    assert printed.count("k=1;") == 1
+    assert printed.count("-k 2") == 1

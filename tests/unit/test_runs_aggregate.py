@@ -294,7 +294,7 @@ def test_a_larger_k_takes_the_tasks_that_have_it(tmp_path: Path) -> None:
     for arguments, cells in (([], ["2/3", "pass@2"]), (["-k", "3"], ["1/3", "pass@3"])):
         done = CliRunner().invoke(command, [str(run), *arguments])
         assert all(cell in done.stdout for cell in cells), done.output
-        assert ("-k 3 takes" in done.output) == (not arguments)
+        assert ("-k 3 uses" in done.output) == (not arguments)
     with pytest.raises(ConfigError, match="'0,x'"):
         CliRunner().invoke(command, [str(run), "-k", "0,x"], catch_exceptions=False)
 

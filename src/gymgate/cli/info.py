@@ -180,13 +180,13 @@ def _record(record: CheckResult) -> None:
     compared = f", {record.matched} of {record.compared} recorded rewards" if record.compared else ""
     echo(f"  verdict: {record.verdict}{compared}{f' ({record.detail})' if record.detail else ''}")
     if record.deterministic is not None:
-        count = record.deterministic.rollouts
-        echo(f"  scored again: {len(record.deterministic.changed)} of {count} rewards change")
+        count, changed = record.deterministic.rollouts, len(record.deterministic.changed)
+        echo(f"  scored again: {count - changed} of {count} rewards stayed the same")
     if cost is not None:
         figures = (
             (cost.verification_ms, "ms to verify"),
             (cost.rest_mb, "MB"),
-            (cost.rollouts_per_core_s, "rollouts/s saturate a core"),
+            (cost.rollouts_per_core_s, "rollouts/s scored by one core"),
             (cost.ready_s, "s to start"),
         )
         echo(f"  cost: {', '.join(f'{value:g} {unit}' for value, unit in figures if value is not None)}")

@@ -230,7 +230,7 @@ def command(
     Several ENVs run in one stack; each row of a FILE, or of --data FILE with several ENVs, then has its agent
     (agent_ref). With -o DIR rollouts are kept, failed ones are retried, and the same command runs what is missing after a
     kill or a crash. Without it nothing is kept or retried. Exits with 1 if a rollout failed or a row could not be read, 75
-    if it was told to start no more, 130 if interrupted, after a table of what was done.
+    if stopped early on request, 130 if interrupted, after a table of what was done.
 
     \b
     gymgate run example_session_state_mgmt -r 4

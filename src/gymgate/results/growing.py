@@ -22,7 +22,7 @@ Stamp = tuple[int, int, int] | None
 class GrowingReport:
     """A report of what has been read so far of the run at a path, where there may be none yet.
 
-    A rollout that is there twice is taken from its first line. Failed attempts are read anew for each page.
+    Of duplicate rollouts, the first line counts. Failed attempts are read anew for each page.
     """
 
     def __init__(self, path: Path, *, tasks: int = 50, per_task: int = 4) -> None:

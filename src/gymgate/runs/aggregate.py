@@ -192,8 +192,8 @@ class Runs:
                 )
             if reading.strange.first:
                 self.notes.append(
-                    f"{run.path}: {len(reading.strange)} rollouts are of rows, repeats or seeds that its last command left "
-                    f"out, and count too ({reading.strange.first})"
+                    f"{run.path}: its last command asked for fewer rows, repeats or seeds; {len(reading.strange)} older "
+                    f"rollouts are still included ({reading.strange.first})"
                 )
             self._note_gaps(reading)
         self.missing += self.missing_shards

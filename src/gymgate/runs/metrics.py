@@ -76,8 +76,8 @@ def notes_on_tasks(collected: CollectedTasks) -> Iterator[str]:
         if fewest < most:
             short = sum(number < most for number in numbers)
             yield (
-                f"{environment}: {short} of {len(numbers)} tasks have fewer than {most} scored rollouts, so pass@k ends at "
-                f"k={fewest}; -k {most} takes the other tasks alone"
+                f"{environment}: pass@k is shown up to k={fewest}, because {short} of {len(numbers)} tasks have fewer than "
+                f"{most} scored rollouts; -k {most} uses only the tasks that have enough"
             )
 
 

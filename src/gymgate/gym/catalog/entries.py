@@ -249,7 +249,7 @@ class Environment:
             return f"{what}; {_choices(names)}, or a path to a JSONL file"
         if declared and name not in declared:
             what += f" (it declares {', '.join(declared)}: `gymgate data prepare {self.known_as}` gets them)"
-        return f"{what}; the wheel has no rows for it: give a path to a JSONL file"
+        return f"{what}; NeMo Gym ships no rows for it: give a path to a JSONL file"
 
 
 def joined_name(names: str | Sequence[str]) -> str:

@@ -160,9 +160,7 @@ class Data(Section):
     def __str__(self) -> str:
         """In one line: `261 rows; duplicates: 0; answers in prompts: 0 of 81; rows in several splits: not compared`."""
         told = (
-            "not looked for"
-            if self.answers_in_prompt is None
-            else f"{self.answers_in_prompt} of {self.answers}"
+            "not checked" if self.answers_in_prompt is None else f"{self.answers_in_prompt} of {self.answers}"
         )
         return (
             f"{sum(self.files.values())} rows; duplicates: {'not counted' if self.duplicates is None else self.duplicates}; "
