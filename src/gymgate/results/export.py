@@ -39,7 +39,7 @@ _PART = "reward_parts."
 def export_dataset(runs: Runs, output: Path) -> int:
     """Write a row per finished rollout, as JSONL, CSV or Parquet by the file's ending; how many.
 
-    docs/results.md has the columns: `COLUMNS`, and `reward_parts.NAME` for each part of a reward in any of the rollouts, for
+    docs/export.md has the columns: `COLUMNS`, and `reward_parts.NAME` for each part of a reward in any of the rollouts, for
     which they are read once before. Raises `ConfigError` for another ending and for rollouts that are in two runs,
     `MissingExtraError` without pyarrow, `DataError` if the file cannot be written.
     """
