@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,14 +242,68 @@ async def test_the_full_reward_is_the_highest_that_was_recorded(earned: float, s
 
 @pytest.mark.parametrize(
     "answers",
-    [("Paris", " paris"), (4, "4.0"), ('"Paris"', '{"task": "capital", "content": "Paris"}')],
-    ids=["case", "number", "wrapped, as in iheval"],
+    [
+        ("Paris", " paris"),
+        (4, "4.0"),
+        ('"Paris"', '{"task": "capital", "content": "Paris"}'),
+        ("1/2", "0.5"),
+        (r"$\frac{1}{2}$", "0.5"),
+        ("1,000", "1000"),
+        ("a, b", "b, a"),
+        (["Paris", "paris"], ["Paris", "Lutetia"]),
+    ],
+    ids=[
+        "case",
+        "number",
+        "wrapped, as in iheval",
+        "fraction",
+        "LaTeX",
+        "thousands",
+        "order",
+        "alternatives",
+    ],
 )
 async def test_another_rows_equal_answer_is_no_wrong_one(answers: tuple[Any, Any]) -> None:
     rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in answers]
     oracle = await measured(rows, lambda row, text: text.startswith(r"\boxed{"))
     assert oracle.others == {}
     assert list(findings(record(oracle))) == []
+
+
+async def test_answers_that_the_environment_holds_for_equal_in_both_rows_are_equal() -> None:
+    """It reads words that mean the same; each row pays the other's answer, and neither a made-up one."""
+    rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in ("car", "automobile")]
+    oracle = await measured(rows, lambda row, text: text in (r"\boxed{car}", r"\boxed{automobile}"))
+    assert (oracle.solved, oracle.others) == (2, {})
+    rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in ("car", "cartwheel")]
+    oracle = await measured(rows, lambda row, text: text.startswith(r"\boxed{" + row["answer"][:3]))
+    assert oracle.others == {}, "a prefix tells nothing where both have it"
+    rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in ("car", "carts")]
+    oracle = await measured(rows, lambda row, text: text.startswith(r"\boxed{" + row["answer"]))
+    assert oracle.others[r"\boxed{answer}"].full_rows == 1
+
+
+async def test_an_alternative_of_a_list_is_a_right_answer() -> None:
+    rows = [row(r"Which? Use \boxed{}.", answer=[town, town.lower()]) for town in ("Paris", "Rome")]
+    oracle = await measured(
+        rows, lambda row, text: text in [rf"\boxed{{{answer}}}" for answer in row["answer"]]
+    )
+    assert (oracle.solved, oracle.accepted, oracle.others) == (2, [r"\boxed{item}"], oracle.others)
+    assert oracle.others[r"\boxed{item}"].full_rows == 0
+    assert list(findings(record(oracle))) == []
+
+
+async def test_rewards_by_chance_solve_nothing() -> None:
+    coin = random.Random(0)
+    rows = [row(r"Which? Use \boxed{}.", answer=f"town {n}") for n in range(10)]
+    oracle = await measured(rows, lambda row, text: coin.random() < 0.5)
+    assert (oracle.reason, oracle.solved) == ("rewards change", 0)
+    assert list(findings(record(oracle))) == []
+    flaky = rows[0]["answer"]
+    oracle = await measured(
+        rows, lambda row, text: strict(row, text) and (row["answer"] != flaky or coin.random() < 0.5)
+    )
+    assert (oracle.reason, oracle.solved, [*oracle.missing]) == (None, 9, ["rows"])
 
 
 async def test_what_the_prompts_ask_for_is_the_form_that_is_paid() -> None:

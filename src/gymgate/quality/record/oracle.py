@@ -9,6 +9,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from gymgate.core import codec
 from gymgate.core.config import POLICY
 from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.conversation import blocks_of, items_of
+from gymgate.quality.model import same_reward
 from gymgate.quality.probe import cohort_size
 from gymgate.quality.record.context import MeasurementContext, ReplayCase, constant_policy, respond, reward_of
 from gymgate.quality.record.schema import Oracle, OracleReason, PhrasingRewards
@@ -28,6 +30,10 @@ AT_ONCE = 8
 TIMEOUT_S = 30.0
 """Seconds for one rollout."""
 MAX_CALLS = 20
+REPEATS = 3
+"""Times that the best answer of a row is scored again."""
+MADE_UP = "zqxv kwyj"
+"""An answer that is right nowhere."""
 _PROGRAMS = frozenset({
     "patch", "test_patch", "unit_tests", "tests", "test", "test_cases", "sub_steps", "sql", "gt_sql", "gold_sql",
     "formal_statement", "entry_point", "code_template", "schema_str",
@@ -61,6 +67,8 @@ PHRASINGS = (
     Phrasing("((", "answer", "))"),
     Phrasing('{"answer": ', "JSON", "}"),
     Phrasing("", "items", ""),
+    Phrasing("", "item", ""),
+    Phrasing(r"\boxed{", "item", "}"),
     Phrasing("Final Answer: [", "items", "]"),
     Phrasing("", "grid", ""),
     Phrasing("", "lines", ""),
@@ -88,6 +96,8 @@ class RowTrial:
     """Rewards that count of its own answer."""
     other_rewards: dict[Phrasing, float] = field(default_factory=dict)
     """Rewards that count of another row's answer."""
+    repeats: list[float] = field(default_factory=list)
+    """Rewards of its own answer in its best phrasing, scored again."""
 
     @cached_property
     def forms(self) -> Mapping[str, Answer]:
@@ -107,6 +117,16 @@ class RowTrial:
     def best(self) -> float | None:
         return max(self.rewards.values(), default=None)
 
+    @property
+    def calls_tools(self) -> bool:
+        """Whether its answer is calls of tools."""
+        return "calls" in self.forms
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the same answer got the same reward again."""
+        return all(same_reward(reward, self.best or 0.0) for reward in self.repeats)
+
     def is_solved(self, full: float) -> bool:
         return self.best is not None and self.best >= full
 
@@ -119,11 +139,17 @@ class RowTrial:
         untried = [each for each in phrasings if each not in (*self.requested, *PHRASINGS)]
         return self._attempts(untried, self.forms, self.rewards)
 
+    def other(self, trials: Iterable[RowTrial]) -> RowTrial | None:
+        """Return the first row whose answer is another one: neither of the two says all that the other says."""
+        said = _said(self.forms)
+        others = ((trial, _said(trial.forms)) for trial in trials if trial is not self)
+        return next((trial for trial, its in others if not (said <= its or its <= said)), None)
+
     def wrong_attempts(self, phrasings: Iterable[Phrasing], trials: Sequence[RowTrial]) -> list[Attempt]:
         """Return the answer of another row, in phrasings in which its own can be said, too."""
-        wrong = _other(self.forms, [trial.forms for trial in trials if trial is not self])
+        other = self.other(trials)
         sayable = [each for each in phrasings if each.form in self.forms]
-        return [] if wrong is None else self._attempts(sayable, wrong, self.other_rewards)
+        return [] if other is None else self._attempts(sayable, other.forms, self.other_rewards)
 
     def _attempts(
         self, phrasings: Iterable[Phrasing], forms: Mapping[str, Answer], rewards: dict[Phrasing, float]
@@ -151,6 +177,13 @@ async def measure(context: MeasurementContext) -> Oracle:
     fields = Counter(answer.field for trial in trials if (answer := answer_of(trial.row)))
     runs = _Runs(context)
     await runs.all(attempt for trial in trials for attempt in trial.first_attempts())
+    await runs.repeat(trials)
+    unsteady = [trial for trial in trials if not trial.is_steady]
+    if 4 * len(unsteady) > len(trials):
+        rewards = ", ".join(f"{reward:g}" for reward in (unsteady[0].best or 0.0, *unsteady[0].repeats))
+        detail = f"{unsteady[0].name}: {rewards}"
+        return Oracle(reason="rewards change", detail=detail, field=next(iter(fields)))
+    trials = [trial for trial in trials if trial.is_steady]
     if not runs.counted:
         judged = runs.judged and "needs a judge"
         detail = "" if judged else runs.first_error[:300]
@@ -160,12 +193,15 @@ async def measure(context: MeasurementContext) -> Oracle:
     accepted = list(dict.fromkeys(phrasing for phrasing, reward in rewarded if reward >= full))
     await runs.all(attempt for trial in trials for attempt in trial.further_attempts(accepted))
     await runs.all(attempt for trial in trials for attempt in trial.wrong_attempts(accepted, trials))
+    await runs.drop_equal_answers(trials, full)
     best = [trial.best for trial in trials if trial.best is not None]
     unsolved = [trial for trial in trials if not trial.is_solved(full)]
     others = _by_phrasing((trial.other_rewards for trial in trials), full)
     missing = {} if others or not accepted else {"others": "no other answer of a row was scored"}
     if unscored := [trial.name for trial in trials if trial.best is None]:
         missing["reward"] = f"no reward in any phrasing for {', '.join(unscored)}"
+    if unsteady:
+        missing["rows"] = f"rewards change for {', '.join(trial.name for trial in unsteady)}"
     return Oracle(
         field=fields.most_common(1)[0][0],
         asked_for=_most_requested(trials, accepted),
@@ -193,8 +229,9 @@ def _suspect(trials: Sequence[RowTrial], full: float) -> list[RowTrial]:
 def forms_of(row: RowData) -> Mapping[str, Answer]:
     """The forms in which a row's answer can be said.
 
-    answer: as text; JSON: as a JSON string; items: those of a list, with commas; grid: its lines, with spaces; lines: the
-    same without spaces; option: the text of the option that it names; calls: one a turn, or at once.
+    answer: as text; JSON: as a JSON string; items: those of a list, with commas; item: the first of a list of texts; grid:
+    its lines, with spaces; lines: the same without spaces; option: the text of the option that it names; calls: one a
+    turn, or at once.
     """
     own = answer_of(row)
     assert own is not None
@@ -204,6 +241,7 @@ def forms_of(row: RowData) -> Mapping[str, Answer]:
     if isinstance(value, str) and value.startswith("["):
         with contextlib.suppress(ValueError):
             value = codec.loads(value.encode())
+    item = value[0] if isinstance(value, list) and value and isinstance(value[0], str) else None
     text = own.value if isinstance(own.value, str) else codec.dumps(value).decode()
     forms: dict[str, Answer] = {"answer": text, "JSON": codec.dumps(text).decode()}
     if isinstance(value, list) and value and all(isinstance(line, list) for line in value):
@@ -211,6 +249,8 @@ def forms_of(row: RowData) -> Mapping[str, Answer]:
         forms |= {"grid": grid, "lines": grid.replace(" ", "")}
     elif isinstance(value, list):
         forms["items"] = ", ".join(map(str, value))
+    if item is not None:  # a list may hold the alternatives that are accepted
+        forms["item"] = item
     options = row.get("options")
     for option in options if isinstance(options, list) else ():
         if isinstance(option, dict) and text in option:
@@ -238,7 +278,7 @@ def asked_for(row: RowData) -> tuple[Phrasing, ...]:
         before, after = f"{last['label']}: {last['list'] or ''}", "]" if last["list"] else ""
     else:
         before, after = "((", "))"
-    forms = ("items",) if last["list"] else ("answer", "option", "grid", "lines", "items")
+    forms = ("items",) if last["list"] else ("answer", "option", "grid", "lines", "items", "item")
     return tuple(Phrasing(before, form, after) for form in forms)
 
 
@@ -282,6 +322,36 @@ class _Runs:
             if reward is not None:
                 attempt.rewards[attempt.phrasing] = reward
 
+    async def repeat(self, trials: Iterable[RowTrial]) -> None:
+        """Score the best answer of each row again."""
+        scored = [trial for trial in trials if trial.rewards]
+        phrasings = [max(trial.rewards, key=lambda each: trial.rewards[each]) for trial in scored]
+        for _ in range(REPEATS):
+            attempts = [
+                Attempt(trial.row, each, trial.forms, {})
+                for trial, each in zip(scored, phrasings, strict=True)
+            ]
+            await self.all(attempts)
+            for trial, attempt in zip(scored, attempts, strict=True):
+                trial.repeats += attempt.rewards.values()
+
+    async def drop_equal_answers(self, trials: Sequence[RowTrial], full: float) -> None:
+        """Forget the rewards of another row's answer that is an equal one in other words.
+
+        It is if each of the two rows pays the answer of the other in full, and not one that is made up.
+        """
+        for trial in trials:
+            other = trial.other(trials)
+            for phrasing in [each for each, reward in trial.other_rewards.items() if reward >= full]:
+                assert other is not None
+                made_up = {phrasing.form: f'"{MADE_UP}"' if phrasing.form == "JSON" else MADE_UP}
+                back = Attempt(other.row, phrasing, trial.forms, {})
+                nonsense = [] if trial.calls_tools else [Attempt(trial.row, phrasing, made_up, {})]
+                await self.all([back, *nonsense])
+                pays_nonsense = any(each.rewards.get(phrasing, 0.0) >= full for each in nonsense)
+                if back.rewards.get(phrasing, 0.0) >= full and nonsense and not pays_nonsense:
+                    del trial.other_rewards[phrasing]
+
     async def _run(self, row: RowData, policy: PolicyCallable) -> float | None:
         async with self._free:
             rollout = await self._context.run_without_judge(
@@ -316,12 +386,6 @@ def _why_unanswered(context: MeasurementContext) -> OracleReason:
     return "no answer in the rows"
 
 
-def _other(own: Mapping[str, Answer], others: Sequence[Mapping[str, Answer]]) -> Mapping[str, Answer] | None:
-    """The first of the other rows' answers that is another one: neither of the two says all that the other says."""
-    said = _said(own)
-    return next((forms for forms in others if not (said <= _said(forms) or _said(forms) <= said)), None)
-
-
 def _said(forms: Mapping[str, Answer]) -> frozenset[str]:
     """The texts of an answer: itself, or the values of a JSON object, without which it may be the answer of another row."""
     text = str(next(iter(forms.values())))
@@ -331,17 +395,26 @@ def _said(forms: Mapping[str, Answer]) -> frozenset[str]:
         return frozenset(_texts(text))
 
 
+_LATEX = re.compile(r"\\(?:[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}|(?:text|mathrm|mathbf)\s*\{([^{}]*)\})")
+
+
 def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for part in value.values():
+    """The parts of an answer, in one notation: numbers as fractions, the items of a list in any order."""
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
             yield from _texts(part)
         return
     text = value if isinstance(value, str) else codec.dumps(value).decode()
-    text = text.strip().casefold()
-    try:
-        yield str(float(text))
-    except ValueError:
-        yield text
+    text = _LATEX.sub(lambda match: match[3] or f"{match[1]}/{match[2]}", text).strip(" \n\t$.").casefold()
+    for part in (text, text.replace(",", "")):
+        with contextlib.suppress(ValueError, ZeroDivisionError):
+            yield str(Fraction(part.replace(" ", "")))
+            return
+    if "," in text:
+        for part in text.split(","):
+            yield from _texts(part)
+    else:
+        yield " ".join(text.split())
 
 
 def _most_requested(trials: Sequence[RowTrial], accepted: Sequence[Phrasing]) -> str:

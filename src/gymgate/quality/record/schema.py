@@ -213,6 +213,7 @@ OracleReason = Literal[
     "needs a judge",
     "needs a download or container",
     "scored against siblings",
+    "rewards change",
     "other",
 ]
 """Why right answers could not be tried."""
@@ -237,7 +238,7 @@ class Oracle(Section):
     reason: OracleReason | None = None
     """Why right answers could not be tried; `None` if they were."""
     detail: str = ""
-    """For `other`: the error."""
+    """For `other`: the error; for `rewards change`: the rewards of one row."""
     field: str = ""
     """Field of the rows that holds the answer."""
     asked_for: str = ""
