@@ -191,7 +191,8 @@ class Gateway:
         targets |= {name: Target(policy if name in policy_servers else judging) for name in stand_ins}
         for name, judge in {**self._judges, **(judges or {})}.items():
             if name not in policy_servers or judge != "policy":
-                targets[name] = self._judge_target(judge, judging)
+                asked = judging if judge == "policy" else None if judge == "none" else self._backend(judge)
+                targets[name] = None if asked is None else Target(asked)
         route = Route(
             targets,
             base_url=self.url,
@@ -221,11 +222,6 @@ class Gateway:
                 task = asyncio.create_task(finish())
                 self._finishing.add(task)
                 task.add_done_callback(self._finishing.discard)
-
-    def _judge_target(self, judge: JudgeEndpoint | Backend, policy: Backend) -> Target | None:
-        if judge == "none":
-            return None
-        return Target(policy if judge == "policy" else self._backend(judge))
 
     def _backend(self, endpoint: JudgeEndpoint | Backend, *, has_deadline: bool = True) -> Backend:
         """`has_deadline`: its calls are a rollout's, whose end cancels them."""

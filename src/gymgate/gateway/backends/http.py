@@ -54,13 +54,14 @@ class HTTPBackend:
         self.model = endpoint.model
         self._endpoint = endpoint
         self._key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else None
+        secret_values = (endpoint.api_key, *(value for _, value in endpoint.headers))
         self._server = JSONServer(
             request,
             str(request.url.with_user(None)).removesuffix(f"/{_PATHS[self.dialect]}"),  # without credentials
             timeout_s=endpoint.timeout_s,
             max_retries=endpoint.max_retries,
             rate_limit_s=rate_limit_s,
-            secrets=_secrets(endpoint),
+            secrets=[value.get_secret_value() for value in secret_values if value is not None],
             advice=self._advice,
         )
         is_given = endpoint.session_header is not None and endpoint.session_header in headers
@@ -150,12 +151,6 @@ class HTTPBackend:
             f"{sent}; give the policy's with --api-key-var, a judge's with --judge-key-var, in Python with "
             "api_key_env"
         )
-
-
-def _secrets(endpoint: HTTPEndpoint) -> list[str]:
-    """The values that no message may hold."""
-    values = (value for _, value in endpoint.headers)
-    return [value.get_secret_value() for value in (endpoint.api_key, *values) if value is not None]
 
 
 def request_headers(endpoint: HTTPEndpoint) -> CIMultiDict[str]:

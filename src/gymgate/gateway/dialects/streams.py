@@ -155,14 +155,11 @@ def _content_part(part: Json, where: Json) -> _Events:
     name, field = ("refusal", "refusal") if kind == "refusal" else (str(kind), "text")
     text: Any = part.get(field) or ""
     extra = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}
-    yield "response.content_part.added", {**where, "part": _empty(part, field)}
+    start = {**part, field: "", **({"logprobs": []} if "logprobs" in part else {})}
+    yield "response.content_part.added", {**where, "part": start}
     yield f"response.{name}.delta", {**where, "delta": text, **extra}
     yield f"response.{name}.done", {**where, field: text, **extra}
     yield "response.content_part.done", {**where, "part": part}
-
-
-def _empty(part: Json, field: str) -> Json:
-    return {**part, field: "", **({"logprobs": []} if "logprobs" in part else {})}
 
 
 def _messages_events(answer: Json) -> Iterator[bytes]:

@@ -194,13 +194,10 @@ def _of_responses(answer: Json) -> tuple[Any, Any, Any]:
     if bundle:
         ids = bundle.get("generation_token_ids")
         return bundle.get("prompt_token_ids"), ids, bundle.get("generation_log_probs")
-    content = [entry for item in items for entry in _item_logprobs(item)]
+    messages = [item for item in items if item.get("type") == "message"]
+    parts = [part for message in messages for part in objects(message.get("content"))]
+    content = [entry for part in parts for entry in objects(part.get("logprobs"))]
     return None, _ids_in_tokens(content), [entry.get("logprob") for entry in content]
-
-
-def _item_logprobs(item: Json) -> list[Json]:
-    parts = objects(item.get("content")) if item.get("type") == "message" else []
-    return [entry for part in parts for entry in objects(part.get("logprobs"))]
 
 
 def _ids_in_tokens(content: list[Json]) -> list[int] | None:
