@@ -87,6 +87,18 @@ async def test_conversations_are_told_apart_in_every_dialect(
     assert len(set(ids)) == 2
 
 
+async def test_marks_for_the_cache_are_no_other_conversation(client: httpx.AsyncClient) -> None:
+    """Claude Code marks its last messages, in each call others."""
+    marked = [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]
+    first = [{"role": "user", "content": marked}]
+    async with upstream() as api, Gateway() as gateway:
+        route = gateway.open(api.endpoint())
+        for messages in (first, [USER, DONE, *first], [USER, DONE, USER, DONE, *first]):
+            body = {"model": "m", "max_tokens": 9, "messages": messages}
+            assert (await client.post(f"{route.base_url}/messages", json=body)).status_code == 200
+    assert len(set(sessions(api))) == 1
+
+
 @pytest.mark.parametrize("judge", ["own", "policy"])
 async def test_a_judge_has_a_session_of_its_own(judge: str, client: httpx.AsyncClient) -> None:
     """Also where it is asked with the policy's own history, at the policy's endpoint."""

@@ -310,6 +310,56 @@ def test_a_translation_goes_on_where_the_earlier_one_ended(agent: Any, endpoint:
     assert len(history) > 16
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "responses"])
+def test_a_translation_goes_on_although_marks_for_the_cache_move(endpoint: Any) -> None:
+    reader, memory, other = Conversations(), ConversationMemory(), ConversationMemory()
+    sent_as = "messages" if endpoint == "chat" else "input"
+    history: list[Json] = [USER]
+    earlier: Any = []
+    for turn in range(8):
+        last = [at for at, message in enumerate(history) if message["role"] == "user"][-2:]
+        messages = [
+            {**message, "content": with_mark(message["content"])} if at in last else message
+            for at, message in enumerate(history)
+        ]
+        raw = codec.dumps({"messages": messages, "system": "now"})
+        body = reader.parse(raw, "messages")[0]
+        sent = translate_request(body, "messages", endpoint, memory)
+        assert codec.dumps(sent) == codec.dumps(
+            translate_request(codec.loads(raw), "messages", endpoint, other)
+        )
+        if turn > 2:
+            assert sent[sent_as].extends(earlier)
+            assert sent[sent_as].shared == len(earlier)
+        earlier = sent[sent_as]
+        answer = answer_of(endpoint, turn)
+        heard = translate_answer(answer, body, endpoint, "messages", memory)
+        translate_answer(answer, body, endpoint, "messages", other)
+        history = [*history, *next_items("messages", heard, turn)]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "responses"])
+def test_a_message_that_an_agent_sends_otherwise_is_translated_anew(endpoint: Any) -> None:
+    """As where an agent clears what a tool answered, to save context."""
+    reader, memory = Conversations(), ConversationMemory()
+    more = [{"role": "assistant", "content": "so"}, {"role": "user", "content": "go on"}]
+    history = [USER, *more, *more, *more, more[0], {"role": "user", "content": "long " * 50}]
+    for messages in (
+        history,
+        [*history, *more],
+        [*history[:-1], {**history[-1], "content": "cleared"}, *more, *more],
+    ):
+        raw = codec.dumps({"messages": messages})
+        sent = translate_request(reader.parse(raw, "messages")[0], "messages", endpoint, memory)
+        assert codec.dumps(sent) == codec.dumps(translate_request(codec.loads(raw), "messages", endpoint))
+    assert endpoint == "responses" or sent["messages"].shared == 8
+
+
+def with_mark(content: Any) -> list[Json]:
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]
+
+
 def test_a_turn_that_goes_on_is_translated_as_one() -> None:
     """A request may end with what the assistant is to go on from, or with system messages."""
     reader, memory = Conversations(), ConversationMemory()

@@ -80,6 +80,47 @@ def test_what_was_sent_before_is_not_parsed_again(
     assert len(raw) > 100_000
 
 
+def marked(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An Anthropic history as Claude Code sends it: its last two messages of the user have marks for the cache."""
+    users = [at for at, message in enumerate(history) if message["role"] == "user"][-2:]
+    return [
+        {
+            **message,
+            "content": [
+                {
+                    "type": "text",
+                    "text": message["content"],
+                    **({"cache_control": {"type": "ephemeral"}} if at in users else {}),
+                }
+            ],
+        }
+        for at, message in enumerate(history)
+    ]
+
+
+def test_marks_that_move_cost_the_last_messages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, parsed = Conversations(), []
+    parse = codec.parse_bounded
+    monkeypatch.setattr(
+        conversations.codec,
+        "parse_bounded",
+        lambda data, **settings: parsed.append(len(data)) or parse(data, **settings),
+    )
+    history, shared, earlier = [], [], None
+    for number in range(30):
+        history.append({"role": "user", "content": f"{number} " + "x" * 2000})
+        raw = codec.dumps({"model": "m", "messages": marked(history), "max_tokens": 9})
+        parsed.clear()
+        value = reader.parse(raw, "messages")[0]
+        assert codec.dumps(value) == raw
+        assert sum(parsed) < 25_000 or number < 3
+        assert number < 3 or value["messages"].extends(earlier)
+        earlier = value["messages"]
+        shared.append(earlier.shared)
+        history.append({"role": "assistant", "content": f"answer {number} " + "y" * 2000})
+    assert shared[3:] == [2 * n - 4 for n in range(3, 30)]
+
+
 def test_items_of_an_earlier_request_are_the_same_objects() -> None:
     reader = Conversations()
     first, second, third = (

@@ -16,12 +16,14 @@ import hashlib
 import re
 import secrets
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from gymgate.core import codec
 from gymgate.core.config import Dialect
-from gymgate.rollouts.history import History
+from gymgate.gateway.dialects.content import text_and_refusal
+from gymgate.gateway.dialects.messages_request import MOVED_MARKS
+from gymgate.rollouts.history import History, Start
 
 RECENT = 6
 """Conversations of a rollout that take turns, as those of several agents do."""
@@ -47,88 +49,139 @@ class Conversations:
 
     def parse(self, raw: bytes, dialect: Dialect) -> tuple[Any, bytes]:
         """As `codec.parse_bounded`. The conversation in an object is a `History`, unless it is too large to be kept."""
-        field = FIELDS[dialect]
-        same = [request for request in self._requests if request.begins(raw, field)]
-        base = max(same, key=lambda request: len(request.text), default=None)
-        body = base.parse_extension(raw) if base is not None else None
-        if body is None:
-            base = None
+        ends = {request: end for request in self._requests if (end := request.common_end(raw, dialect))}
+        base = max(ends, key=lambda request: ends[request].offset, default=None)
+        body = base.parse_extension(raw, ends[base]) if base is not None else None
+        if base is None or body is None:
             body, raw = codec.parse_bounded(raw)
-        self._keep(raw, body, field, base)
+            self._keep(raw, body, dialect, None)
+        else:
+            self._keep(raw, body, dialect, (base, ends[base]))
         return body, raw
 
     def clear(self) -> None:
         """Forget all of them."""
         self._requests.clear()
 
-    def _keep(self, raw: bytes, body: Any, field: str, base: _Request | None) -> None:
+    def _keep(self, raw: bytes, body: Any, dialect: Dialect, known: tuple[_Request, _End] | None) -> None:
+        field = FIELDS[dialect]
         items = body.get(field) if isinstance(body, dict) else None
         if not isinstance(items, list) or not items:
             return
-        known = 0 if base is None else len(base.text)
-        values = codec.count_values(raw[known:]) + (0 if base is None else base.values)
+        values = codec.count_values(raw) if known is None else known[0].values_with(raw, known[1])
         if values > KEPT_VALUES or len(raw) > KEPT_BYTES:
             body[field] = list(items)
             return
-        if not isinstance(items, History):
-            body[field] = items = History(items)
-        opening = _OPENINGS[field].search(raw) if base is None else None
-        head = base.head if base is not None else opening.end() if opening is not None else 0
-        end = _end_of_items(raw, body, field, max(head, known)) if head else -1
+        history = items if isinstance(items, History) else History(items)
+        body[field] = history
+        if known is None:
+            opening = _OPENINGS[field].search(raw)
+            head, start = (0, 0) if opening is None else (opening.end(), opening.end())
+        else:
+            head, start = known[0].head, known[1].offset
+        end = _end_of_items(raw, body, field, start) if head else -1
         if end < 0:
             return
-        if base is not None:
-            self._requests.remove(base)  # in most cases this is the conversation that went on from there
-        self._requests.append(_Request(raw, field, head, end, items, values, base))
+        if known is not None:
+            self._requests.remove(known[0])  # in most cases this is the conversation that went on from there
+        tail = raw[end:] if known is None else None
+        self._requests.append(_Request(raw[:end].rstrip(), dialect, head, start, tail, history, values))
         while sum(len(request.text) for request in self._requests) > KEPT_BYTES:
             self._requests.popleft()
 
 
+class _End(NamedTuple):
+    """Where an item of a request ends."""
+
+    offset: int
+    items: int
+    """How many have ended there."""
+
+
 class _Request:
-    """A request up to the end of its conversation's last item."""
+    """A request's text, up to the end of its conversation's last item."""
 
     def __init__(
-        self, raw: bytes, field: str, head: int, end: int, items: History, values: int, base: _Request | None
+        self,
+        text: bytes,
+        dialect: Dialect,
+        head: int,
+        checked: int,
+        tail: bytes | None,
+        items: History,
+        values: int,
     ) -> None:
-        self.field = field
+        """`checked`: up to there the text is known to hold these items; the rest is checked only if another request begins
+        with it, since most first requests are the last. `tail`: what followed the text, if that is to be checked too."""
+        self.text = text
         self.head = head
         """Where the list begins, behind its bracket."""
-        self.text = raw[:end].rstrip()
-        self.items = items
-        self.values = values
-        """Values in `text`, or more."""
-        # Whether the list has been recognised rightly is checked only if another request begins with it: most first ones are
-        # the last.
-        self._tail = raw[end:] if base is None else None
-        self._checked = head if base is None else len(base.text)
+        self._dialect = dialect
+        self._items = items
+        self._values = values
+        self._checked = checked
+        self._tail = tail
         self._is_valid = True
+        # Agents of this API move their marks for the cache on with each call, and so change the last messages once more.
+        self._ends: list[_End] = [
+            _End(len(text), len(items)),
+            *(self._earlier_ends() if dialect == "messages" else ()),
+        ]
 
-    def begins(self, raw: bytes, field: str) -> bool:
-        """Whether a request begins with this one and may go on its conversation."""
-        return self._is_valid and field == self.field and raw.startswith(self.text)
+    def _earlier_ends(self) -> Iterator[_End]:
+        """Yield where the last items but one, two and so on end, if their text is as `codec.dumps` writes it."""
+        at = len(self.text)
+        for count in range(len(self._items) - 1, max(0, len(self._items) - 1 - MOVED_MARKS), -1):
+            written = codec.dumps(self._items[count])
+            at -= len(written) + 1
+            if at <= self.head or self.text[at : at + 1 + len(written)] != b"," + written:
+                return
+            yield _End(at, count)
 
-    def parse_extension(self, raw: bytes) -> dict[str, Any] | None:
-        """Parse a request that begins with this one; `None` if it has to be parsed whole."""
+    def common_end(self, raw: bytes, dialect: Dialect) -> _End | None:
+        """Return the last end of an item up to which a request begins with this one, if it may go on its conversation."""
+        if self._is_valid and dialect == self._dialect:
+            for end in self._ends:
+                near = slice(
+                    max(0, end.offset - 64), end.offset
+                )  # few others are equal there, and need no copy
+                text = self.text if end.offset == len(self.text) else None
+                if raw[near] == self.text[near] and raw.startswith(text or self.text[: end.offset]):
+                    return end
+        return None
+
+    def values_with(self, raw: bytes, end: _End) -> int:
+        """Return how many values, or more, a request has that begins with this one up to an end."""
+        return self._values_until(end) + codec.count_values(raw[end.offset :])
+
+    def _values_until(self, end: _End) -> int:
+        return self._values - codec.count_values(self.text[end.offset :])
+
+    def parse_extension(self, raw: bytes, end: _End) -> dict[str, Any] | None:
+        """Parse a request that begins with this one up to an end; `None` if it has to be parsed whole."""
         if not self._check():
             return None
-        text = self.text[: self.head] + _QUOTED_MARK + raw[len(self.text) :]
-        body = _parsed_as_it_is(text, self.values)
-        items = body.get(self.field) if isinstance(body, dict) else None
+        field, offset = FIELDS[self._dialect], end.offset
+        text = self.text[: self.head] + _QUOTED_MARK + raw[offset:]
+        body = _parsed_as_it_is(text, self._values_until(end))
+        items = body.get(field) if isinstance(body, dict) else None
         if not isinstance(items, list) or items[:1] != [_MARK]:
             return None
-        return {**body, self.field: History([*self.items, *items[1:]], self.items)}
+        history = History([*self._items[: end.items], *items[1:]], self._items, end.items)
+        return {**body, field: history}
 
     def _check(self) -> bool:
         """Whether what stands between `head` and the end are this list's items, no more and no fewer."""
         if self._checked < len(self.text) and self._is_valid:
-            is_first = self._tail is not None
+            is_first = self._checked == self.head
             piece = self.text[self._checked :]
             items = _parsed_as_it_is(b"[%b%b]" % (b"" if is_first else _QUOTED_MARK, piece))
-            new = len(self.items) - self.items.shared if is_first else len(self.items) - self.items.shared + 1
+            new = len(self._items) - self._items.shared + (not is_first)
             self._is_valid = isinstance(items, list) and len(items) == new
             if self._tail is not None:
                 around = _parsed_as_it_is(self.text[: self.head] + _QUOTED_MARK + self._tail)
-                self._is_valid &= isinstance(around, dict) and around.get(self.field) == [_MARK]
+                field = FIELDS[self._dialect]
+                self._is_valid &= isinstance(around, dict) and around.get(field) == [_MARK]
             self._checked, self._tail = len(self.text), None
         return self._is_valid
 
@@ -169,14 +222,16 @@ def session_id(body: Mapping[str, Any], dialect: Dialect, model_server: str, sec
 
 
 def _start(items: Any) -> bytes:
-    """Return a digest of a conversation's items up to the user's first message."""
+    """Return a digest of a conversation's items up to the user's first message: of their texts, since marks for caches move."""
     if isinstance(items, History) and items.start is not None:
-        return items.start
-    start = items
-    if isinstance(items, list):
-        users = (at for at, item in enumerate(items) if isinstance(item, dict) and item.get("role") == "user")
-        start = items[: next(users, 0) + 1]
+        return items.start.digest
+    start: list[Any] = []
+    for item in items if isinstance(items, list) else [items]:
+        is_message = isinstance(item, dict) and isinstance(item.get("content"), str | list)
+        start.append((item.get("role"), text_and_refusal(item["content"])[0]) if is_message else item)
+        if isinstance(item, dict) and item.get("role") == "user":
+            break
     digest = hashlib.blake2b(codec.dumps(start), digest_size=16).digest()
     if isinstance(items, History):
-        items.start = digest
+        items.start = Start(len(start), digest)
     return digest

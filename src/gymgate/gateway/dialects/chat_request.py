@@ -64,9 +64,9 @@ def _tools(body: Json) -> Json:
     return fields
 
 
-def _items(messages: Any, memory: ConversationMemory, first: int) -> list[Json]:
-    """Translate the messages from number `first` on."""
-    new = mappings(messages, "messages", first)
+def _items(messages: Any, memory: ConversationMemory, first: int, stop: int) -> list[Json]:
+    """Translate the messages from number `first` to `stop`."""
+    new = mappings(messages, "messages", first, stop)
     custom_calls = _custom_call_ids(new, messages[:first])
     items: list[Json] = []
     for message in new:

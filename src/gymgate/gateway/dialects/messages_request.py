@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gymgate.core import codec
@@ -18,6 +19,8 @@ _HANDLED = (
     | {"service_tier", "inference_geo", "context_management", "cache_control", "betas", "anthropic_beta"}
     | {"anthropic_version", "speed", "container", "mcp_servers"}
 )
+MOVED_MARKS = 4
+"""Messages at a request's end that the next request may have in another form: with other marks for the cache."""
 _MAX_USER = 64
 """Limit in characters; OpenAI refuses a longer `user`."""
 
@@ -34,12 +37,13 @@ def messages_to_chat(body: Json, memory: ConversationMemory, endpoint: Dialect) 
 
     messages = field(body, "messages", "the messages request")
 
-    def translate(first: int) -> list[Json]:
-        history = _history(mappings(messages, "messages", first), memory, endpoint)
+    def translate(first: int, stop: int) -> list[Json]:
+        history = _history(mappings(messages, "messages", first, stop), memory, endpoint)
         return history if first else [*_system(body.get("system")), *history]
 
     form = (endpoint, codec.dumps(body.get("system")))
-    history = translated(messages, form, translate, lambda last: last.get("role") == "user")
+    settled: Callable[[Json], bool] = lambda last: last.get("role") == "user"  # noqa: E731
+    history = translated(messages, form, translate, settled, revised=MOVED_MARKS)
     return {**shared, "messages": history, **_settings(body), **_tools(body, endpoint)}
 
 

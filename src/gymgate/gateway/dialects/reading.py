@@ -17,11 +17,11 @@ Json = dict[str, Any]
 _CONTENT: Mapping[Dialect, str] = {"chat": "choices", "responses": "output", "messages": "content"}
 
 
-def mappings(value: Any, what: str, first: int = 0) -> list[Json]:
-    """Return a request's list of objects, from its number `first` on; `ConfigError` for anything else."""
+def mappings(value: Any, what: str, first: int = 0, stop: int | None = None) -> list[Json]:
+    """Return a request's list of objects, those from number `first` to `stop`; `ConfigError` for anything else."""
     if not isinstance(value, list):
         raise ConfigError(f"{what} must be a list, not {shortened(repr(value), 80)}")
-    entries = value[first:] if first else value
+    entries = value[first:stop] if first or stop is not None else value
     for index, entry in enumerate(entries, first):
         if not isinstance(entry, dict):
             raise ConfigError(f"{what}[{index}] must be an object, not {shortened(repr(entry), 80)}")

@@ -95,8 +95,8 @@ def _messages(body: Json, memory: ConversationMemory) -> list[Json]:
         items = [{"role": "user", "content": items}]
     instructions = as_text(body["instructions"]) if body.get("instructions") else None
 
-    def translate(first: int) -> list[Json]:
-        messages = items_to_messages(mappings(items, "input", first), memory)
+    def translate(first: int, stop: int) -> list[Json]:
+        messages = items_to_messages(mappings(items, "input", first, stop), memory)
         return messages if instructions is None or first else _with_instructions(instructions, messages)
 
     return translated(items, ("chat", instructions), translate, _ends_turn)
