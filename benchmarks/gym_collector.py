@@ -126,10 +126,12 @@ def stock_stack(
     servers: Sequence[str] = SHARED,
     model_configs: Sequence[str | Path] = (MODEL_CONFIG,),
     overrides: Mapping[str, str] | None = None,
+    config: str | None = None,
 ) -> Iterator[Stock]:
     """Start the environments with NeMo Gym's own command; kills the whole session on the way out.
 
-    All of them must run in gymgate's plain runtime and have an agent of `servers`. Cold, no virtual environment is there.
+    `config` is theirs, if not the default one. All of them must run in gymgate's plain runtime and have an agent of `servers`.
+    Cold, no virtual environment is there.
     """
     runtime = ensure_runtime(RuntimeConfig(version=version))
     with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
@@ -145,7 +147,7 @@ def stock_stack(
         with log.open("w") as sink:
             process = subprocess.Popen(
                 start_command(
-                    stock, policy_url, environments, model_configs, settings | dict(overrides or {})
+                    stock, policy_url, environments, model_configs, settings | dict(overrides or {}), config
                 ),
                 cwd=directory,
                 env=environment,
@@ -172,6 +174,7 @@ def start_command(
     environments: Sequence[str],
     model_configs: Sequence[str | Path],
     more: Mapping[str, str],
+    config: str | None = None,
 ) -> list[str]:
     settings = {
         "policy_base_url": policy_url,
@@ -184,7 +187,7 @@ def start_command(
     }
     catalog = Catalog(stock.runtime.site, stock.runtime.version)
     paths = [
-        str(catalog.find(name).config(None).path.relative_to(stock.runtime.site)) for name in environments
+        str(catalog.find(name).config(config).path.relative_to(stock.runtime.site)) for name in environments
     ]
     configs = [argument for config in (*paths, *map(str, model_configs)) for argument in ("--config", config)]
     gym = str(stock.runtime.python.parent / "gym")

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +20,7 @@ from gymgate.gym.catalog import Catalog, DataFile, EnvConfig, Environment, shipp
 from gymgate.gym.inside.resolve import NOWHERE, ServerInstance
 from gymgate.gym.runtime import ensure, open_catalog
 from gymgate.stack import acquire
+from gymgate.stack.destinations import choose_server
 from support.plans import plan_of
 
 
@@ -180,3 +182,36 @@ def test_a_scan_names_no_directory_whatever_its_characters(tmp_path: Path) -> No
     site = tmp_path / 'café "site'
     environment = Environment("a", "resources_servers", site / "resources_servers" / "a")
     assert "caf" not in gzip.decompress(shipped.packed([environment], site)).decode()
+
+
+OWNED = {
+    "benchmarks/swebench hermes": "swebench_pro_hermes (single_agent_turn_legacy)",
+    "environments/nemo_user_sim config": "nemo_user_sim_environment (nemo_user_sim)",
+    "resources_servers/example_single_tool_call example_single_tool_call_single_agent_turn": (
+        "example_single_tool_call_single_agent_turn (single_agent_turn_legacy)"
+    ),
+    "resources_servers/nemo_user_sim nemo_user_sim": "nemo_user_sim_environment (nemo_user_sim)",
+}
+"""The configs of nemo-gym 0.7.0 whose rows go to an environment server, and to which."""
+
+
+def test_rows_of_every_config_go_where_nemo_gym_sends_them() -> None:
+    """A relay passes them on to the agent, to which they go at once; any other environment server gets them itself."""
+    owned, relayed = {}, 0
+    for environment in shipped.load("0.7.0", Path("/site")):
+        for config in environment.configs:
+            node: dict[str, dict[str, Any]] = {}
+            for each in config.instances:
+                node.setdefault(each.name, {}).setdefault(each.kind, {})[each.type] = each.block
+            servers = {each.name: each for each in config.servers}
+            relays = {agent for each in config.instances if each.is_relay for agent in each.called_agents}
+            for agent in config.agents:
+                server = choose_server(node, servers, agent.name, None)
+                relayed += agent.name in relays
+                if server.name != agent.name:
+                    assert agent.name not in relays
+                    owned[f"{environment.kind}/{environment.name} {config.name}"] = (
+                        f"{server.name} ({server.type})"
+                    )
+    assert owned == OWNED
+    assert relayed > 400

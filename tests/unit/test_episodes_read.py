@@ -38,6 +38,12 @@ def test_a_rows_task_has_an_id(row: dict[str, Any], task_id: str) -> None:
     assert requested(row)["task"]["task_id"] == {"taskset": "maths", "task_id": task_id}
 
 
+def test_the_position_of_a_row_is_its_tasks_id_if_it_has_none() -> None:
+    body = codec.dumps({"responses_create_params": PARAMS})
+    request = codec.loads(episode_request(body, key="k", taskset="t", task_index=4))
+    assert request["task"]["task_id"]["task_id"] == "4"
+
+
 def test_the_key_is_the_episodes_and_nothing_but_the_task_is_sent() -> None:
     row = {
         "responses_create_params": PARAMS,

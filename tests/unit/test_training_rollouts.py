@@ -6,15 +6,16 @@ import asyncio
 import itertools
 import pickle
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from gymgate.core.config import RolloutLimits, StackConfig
-from gymgate.core.errors import StackLostError
+from gymgate.core.errors import ConfigError, StackLostError
 from gymgate.integrations.training import rollouts as module
 from gymgate.integrations.training.rollouts import RolloutRunner, rollout_metrics
 from gymgate.rollouts import ModelCall, Rollout
+from gymgate.stack import AgentInfo
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.engines import CallableEngine, Sample
 
@@ -24,6 +25,8 @@ DONE = Rollout(id="r", environment="e", agent="a", status="completed", reward=1.
 
 class FakeStack:
     """Ends each rollout as told; `how` is its result, an error, or `None`: never."""
+
+    agents: ClassVar[dict[str, AgentInfo]] = {}
 
     def __init__(self) -> None:
         self.runs: list[asyncio.Future[Rollout]] = []
@@ -99,6 +102,16 @@ async def test_a_loss_fails_the_attempts_on_it_and_not_the_next(scene: Scene) ->
     scene.stacks[0].runs[1].set_result(DONE)
     assert (await task).rollout.reward == 1.0
     assert (len(scene.stacks), scene.stacks[0].closed) == (1, 0)
+
+
+async def test_a_stack_with_several_policies_is_refused_and_left(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = AgentInfo("e", "a", "simple_agent", untrainable="set e.environment_servers.turn.agent_server")
+    monkeypatch.setattr(FakeStack, "agents", {"a": about})
+    with pytest.raises(ConfigError, match="agent_server"):
+        await scene.runner.start()
+    assert scene.stacks[0].closed == 1
 
 
 async def test_a_closed_runner_connects_again(scene: Scene) -> None:

@@ -86,6 +86,9 @@ async def _check_policy(
         async with acquire(config, progress=progress) as stack:
             yield Finding("environments", True, f"up, {len(stack.agents)} agents")
             for agent, about in stack.agents.items():
+                if about.untrainable is not None:
+                    yield Finding(agent, False, about.untrainable)
+                    continue
                 conversation = policy.conversation()
                 rollout = await stack.run(
                     rows[about.environment],

@@ -265,6 +265,7 @@ class Collection:
             environment=planned.environment,
             limits=self.limits,
             record_bodies=self.record_bodies,
+            task_index=planned.row.line - 1,
         )
 
     async def _finish(self, rollout: CollectedRollout) -> None:

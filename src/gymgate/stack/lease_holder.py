@@ -78,7 +78,12 @@ class LeaseHolder:
         route = self._open(message, destination)
         try:
             if destination.owns_episode:
-                body = routing.episode_request(row, key=route.key, taskset=destination.taskset)
+                body = routing.episode_request(
+                    row,
+                    key=route.key,
+                    taskset=destination.taskset,
+                    task_index=message.get("task_index"),
+                )
             else:
                 body = routing.routed_row(
                     row,

@@ -164,6 +164,7 @@ class _Message(Config):
     environment: str | None
     agent: str | None
     taskset: str | None = None
+    task_index: int | None = None
 
 
 class _Caller:

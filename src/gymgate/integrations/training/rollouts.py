@@ -55,7 +55,8 @@ class RolloutRunner:
         self._stack = SharedStart(self._connect)
 
     async def start(self) -> Stack:
-        """Connect to the stack, which starts unless it already runs. Raises the error of a failed start.
+        """Connect to the stack, which starts unless it already runs. Raises the error of a failed start, and `ConfigError` for an
+        environment server that plays the policy with several agents, unless its config says which one is trained.
 
         Concurrent callers share one start and its error. The next call after an error tries again.
         """
@@ -93,7 +94,11 @@ class RolloutRunner:
 
     async def _connect(self) -> Stack:
         try:
-            return await connect(self.config, progress=lambda line: logger.info("%s", line), reconnect=True)
+            stack = await connect(self.config, progress=lambda line: logger.info("%s", line), reconnect=True)
+            if reasons := [each.untrainable for each in stack.agents.values() if each.untrainable]:
+                await stack.close()
+                raise ConfigError(f"cannot train: {reasons[0]}")
+            return stack
         except GymgateError as error:
             logger.error("the stack did not start: %s", error)
             raise
