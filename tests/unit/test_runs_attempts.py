@@ -19,8 +19,9 @@ from gymgate.cli.report import command as report
 from gymgate.core.errors import DataError, GymgateError
 from gymgate.results.compare import compare
 from gymgate.results.growing import GrowingReport
+from gymgate.results.report_data import CALLS, TOKENS, ReportData
 from gymgate.results.rescore import StoredRun
-from gymgate.runs.aggregate import Runs, read_runs
+from gymgate.runs.aggregate import Runs, read_runs, read_tasks
 from gymgate.runs.gym_rollouts import RolloutNumbers
 from gymgate.runs.metrics import summary_rows, task_rows
 from gymgate.runs.store import open_run
@@ -82,8 +83,7 @@ def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
     unknown = {"mean_calls": None, "mean_output_tokens": None, "mean_seconds": None}
     [row] = task_rows(read_runs([gym]))
     assert row.items() >= unknown.items()
-    [chart, *_] = [part for part in _parts(gym) if "Sampled tokens" in str(part)]
-    assert chart["histogram"].get("mean") is None
+    assert [*_charts(gym)[TOKENS]] == []
     assert (
         CliRunner().invoke(export, [str(gym), "--to", "dataset", "-o", str(tmp_path / "d.jsonl")]).exit_code
         == 0
@@ -100,8 +100,13 @@ def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
     known, failed = task_rows(read_runs([run]))
     assert (known["mean_calls"], known["mean_output_tokens"], known["mean_seconds"]) == (1.0, 7.0, 2.0)
     assert failed.items() >= unknown.items()
-    [chart, *_] = [part for part in _parts(run) if "Sampled tokens" in str(part)]
-    assert (chart["histogram"]["count"], chart["histogram"]["mean"]) == (1, 7.0)
+    assert [*_charts(run)[TOKENS]] == [7.0]
+
+
+def _charts(path: Path) -> dict[str, Any]:
+    data = ReportData(tasks=1, per_task=1)
+    read_tasks(Runs([path]), see=data.add)
+    return {**data.charts}
 
 
 def _parts(path: Path) -> list[Any]:
@@ -125,8 +130,7 @@ def test_failures_count_alike_in_a_directory_and_a_file(tmp_path: Path) -> None:
         [metrics] = summary_rows(read_runs([run]))
         assert (metrics["rollouts"], metrics["failed"], metrics["scored"]) == (4, 2, 2)
         parts = _parts(run)
-        [calls] = [part for part in parts if "Policy calls" in str(part)]
-        assert calls["histogram"]["count"] == 2
+        assert len(_charts(run)[CALLS]) == 2
         assert {"heading": "Failed attempts"} in parts
         output = tmp_path / "flat.jsonl"
         done = CliRunner().invoke(export, [str(run), "--to", "dataset", "-o", str(output)])

@@ -171,7 +171,7 @@ def test_the_report_has_costs_if_there_is_a_price(tmp_path: Path) -> None:
     for arguments in ([], ["--price", "3,0"]):
         done = CliRunner().invoke(cli, ["report", str(run), *arguments])
         assert done.exit_code == 0, done.output
-        [row] = [row for table in tables_of(run / "report.html") for row in table if "model_server" in row]
+        [row] = [row for table in tables_of(run / "report.html") for row in table if "model server" in row]
         costs.append(row.get("cost"))
     assert costs == [None, 6.0]
 
