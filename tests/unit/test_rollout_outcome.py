@@ -35,6 +35,9 @@ ROLLOUTS: dict[str, dict[str, Any]] = {
     "failed: infrastructure": error("infrastructure", retryable=True),
     "failed: timeout": error("timeout", retryable=True),
     "failed: environment": error("environment"),
+    "failed: environment, and it says that another attempt would fail too": error(
+        "environment", terminal=True
+    ),
     "failed: its judge failed": error("policy", retryable=True),
     "failed: its agent reports that it broke down": error("environment"),
     "failed: it never asked its policy": error("environment"),
