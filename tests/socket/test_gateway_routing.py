@@ -11,8 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gymgate.core import codec
 from gymgate.core.config import RolloutLimits
 from gymgate.core.errors import ConfigError
+from gymgate.gateway import conversations
 from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
@@ -408,3 +410,34 @@ async def test_200_calls_over_50_routes_keep_their_credentials(gateway: Gateway)
                     group.create_task(ask(number, route, turn))
         assert [len(route.calls) for route in routes] == [4] * 50
         assert all([call.model_server for call in route.calls].count("j") == 1 for route in routes)
+
+
+@pytest.mark.parametrize("entry", ["key", "url"])
+async def test_a_conversation_with_its_key_in_the_body_is_parsed_once(
+    entry: str,
+    gateway: Gateway,
+    policy: Upstream,
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As that of any rollout: what was sent before is left out of the next request before it is parsed."""
+    parsed: list[int] = []
+    parse = codec.parse_bounded
+    monkeypatch.setattr(
+        conversations.codec,
+        "parse_bounded",
+        lambda data, **settings: parsed.append(len(data)) or parse(data, **settings),
+    )
+    route = gateway.open(policy.endpoint(), metadata_routing=True)
+    metadata = {METADATA_KEY: route.key if entry == "key" else route.base_url}
+    history: list[dict[str, str]] = []
+    for turn in range(6):
+        history.append({"role": "user", "content": f"{turn} " + "x" * 20_000})
+        body = {"model": "m", "messages": history, "metadata": metadata}
+        parsed.clear()
+        assert (await post(http, f"{gateway.url}/v1/chat/completions", body))[0] == 200
+        assert max(parsed) < 50_000 or turn < 2
+    assert [call.request["messages"] for call in route.calls if call.request] == [
+        history[: turn + 1] for turn in range(6)
+    ]
+    assert METADATA_KEY.encode() not in policy.seen[-1].raw

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,6 +48,7 @@ STREAM_HEADERS = CIMultiDict(
     {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 )
 _ROUTING_ENTRY = METADATA_KEY.encode()
+_ROUTING_KEY = re.compile(rb'"%b"\s*:\s*"(?:[^"\\]*/)?([0-9a-f]{32})\b' % _ROUTING_ENTRY)
 _RELEASED = "the rollout of this call was released; no further calls are answered for it"
 _HOW_TO_SEND_A_KEY = (
     "the request carries no rollout key: use the base URL /ng-rollout/<key>/v1, or send the key as "
@@ -129,15 +132,20 @@ class PortHandler:
             raise _unknown_key(path)
         if route is None and _ROUTING_ENTRY not in raw:
             route = self._other_route(request, path)
-        known = route.conversations(self.model_server) if route is not None else None
-        body, raw = parse_body(
-            raw,
-            codec.parse_bounded if known is None else functools.partial(known.parse, dialect=path.dialect),
-        )
+        body, raw = parse_body(raw, self._parser(route, raw, path.dialect))
         stripped, entry = take_routing_entry(body)
         if stripped is not body:
             raw = codec.dumps(stripped)
         return raw, stripped, route or self._other_route(request, path, entry)
+
+    def _parser(
+        self, route: Route | None, raw: bytes, dialect: Dialect
+    ) -> Callable[[bytes], tuple[Any, bytes]]:
+        """Return what parses a rollout's requests, also where the rollout's key is somewhere in the body."""
+        if route is None and (entry := _ROUTING_KEY.search(raw)) is not None:
+            route = self.gateway.find(entry[1].decode())
+        known = None if route is None or route.closed else route.conversations(self.model_server)
+        return codec.parse_bounded if known is None else functools.partial(known.parse, dialect=dialect)
 
     def _admit(self, request: web.BaseRequest, path: RequestPath) -> Route | None:
         """Return the live rollout whose key the request carries. `Refusal` without one, unless its sender may do without."""
