@@ -29,6 +29,9 @@ from gymgate.gym.by_name import open_rows as open_rows
 from gymgate.gym.by_name import replay_endpoint as replay_endpoint
 from gymgate.gym.runtime import Runtime as Runtime
 from gymgate.gym.runtime import ensure_runtime as ensure_runtime
+from gymgate.results.evaluation import Evaluation as Evaluation
+from gymgate.results.evaluation import evaluate as evaluate
+from gymgate.results.evaluation import evaluate_async as evaluate_async
 from gymgate.results.spans import RolloutTracer as RolloutTracer
 from gymgate.rollouts import ModelCall as ModelCall
 from gymgate.rollouts import Outcome as Outcome

@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 import pytest
 
-from gymgate.cli.progress import state
 from gymgate.cli.run import summary_of
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import EnvironmentServerError, TokenDataError
@@ -30,6 +29,7 @@ from gymgate.runs.counts import RolloutCounts
 from gymgate.runs.gym_rollouts import from_gym, to_gym
 from gymgate.runs.metrics import keep, summary_rows, task_rows
 from gymgate.runs.progress import RunProgress
+from gymgate.runs.progress_display import state
 from gymgate.runs.tasks import CollectedTasks
 from gymgate.stack.run_row import run_row
 from gymgate.tokens import TokenTurn, assemble, prefix_misses

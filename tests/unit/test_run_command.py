@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 from gymgate.cli import cli
 from gymgate.cli.options import GROUPS, OTHER
-from gymgate.cli.progress import duration, state
 from gymgate.cli.run import command
 from gymgate.cli.texts import endpoint_list
 from gymgate.core.errors import ConfigError
 from gymgate.rollouts import Rollout
 from gymgate.runs import progress as progress_module
 from gymgate.runs.progress import RunProgress
+from gymgate.runs.progress_display import duration, state
 from support.collecting import add, as_collected
 
 

@@ -12,7 +12,6 @@ from test_results_report import tables_of
 from test_runs_aggregate import line, write_run
 
 from gymgate.cli import cli
-from gymgate.cli.progress import state
 from gymgate.core.errors import OptionError
 from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
 from gymgate.rollouts.row import make_row
@@ -21,6 +20,7 @@ from gymgate.runs.attempts import Attempt
 from gymgate.runs.costs import Price, TokenUsage, dollars
 from gymgate.runs.plan import Identity, PlannedRollout
 from gymgate.runs.progress import RunProgress
+from gymgate.runs.progress_display import state
 from gymgate.runs.record import collected, failure_line, to_line
 from support.collecting import as_collected
 from support.json_output import read_output

@@ -122,7 +122,7 @@ def _listed(daemon: DaemonProcess, report: DaemonReport) -> ListedStack:
 
 def _row(stack: ListedStack) -> tuple[str, ...]:
     from gymgate.cli.cache import size_text
-    from gymgate.cli.progress import duration
+    from gymgate.runs.progress_display import duration
 
     names = [
         each.name if each.state in ("up", stack.state, None) else f"{each.name} ({each.state})"

@@ -42,7 +42,6 @@ from gymgate.cli.options import (
     wide_option,
 )
 from gymgate.cli.output import Log, log, print_json
-from gymgate.cli.progress import Show, showing_progress
 from gymgate.cli.run_spec import spec_of
 from gymgate.core.config import RayCluster, RolloutLimits
 from gymgate.core.errors import ConfigError, GymgateError
@@ -55,6 +54,7 @@ from gymgate.runs.metrics import notes_on_tasks, summary_rows
 from gymgate.runs.pace import DEFAULT_BUDGETS, Pace, parse_budgets
 from gymgate.runs.plan import WHOLE, Shard, parse_seeds
 from gymgate.runs.prepare import prepare, refuse_missing
+from gymgate.runs.progress_display import Show, showing_progress
 from gymgate.runs.run import Collection, OnRollout
 from gymgate.runs.spec import RunSpec
 from gymgate.runs.store import checked_output

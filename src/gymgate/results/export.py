@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -45,11 +45,11 @@ def export_dataset(runs: Runs, output: Path) -> int:
     """
     checked_table(output)
     model = policy_name(runs.policy) if runs.policy else None
-    parts = sorted({name for attempt in runs.rollouts() for name in attempt.reward_parts or ()})
+    parts = part_names(runs.rollouts())
 
     def row_of(attempt: Attempt) -> dict[str, Any]:
-        counted = (attempt.reward_parts or {}) if attempt.outcome.counted else {}
-        return {"model": model, **_flat(attempt), **{f"{_PART}{name}": counted.get(name) for name in parts}}
+        run = str(attempt.path.parent if attempt.path.name == ROLLOUTS else attempt.path)
+        return table_row(attempt, model, run, parts)
 
     columns = {**COLUMNS, **{f"{_PART}{name}": "real" for name in parts}}
     return write_table(output, map(row_of, runs.rollouts()), lambda arrow: _schema(arrow, columns))
@@ -88,11 +88,19 @@ def export_lines(runs: Runs, output: Path) -> int:
     return write_table(output, (attempt.record for attempt in runs.rollouts()))
 
 
-def _flat(attempt: Attempt) -> dict[str, Any]:
+def part_names(attempts: Iterable[Attempt]) -> list[str]:
+    """Return the names of all parts of rewards."""
+    return sorted({name for attempt in attempts for name in attempt.reward_parts or ()})
+
+
+def table_row(attempt: Attempt, model: str | None, run: str | None, parts: Sequence[str]) -> dict[str, Any]:
+    """Return `COLUMNS` of a rollout, and `reward_parts.NAME` for each of `parts`."""
+    counted = (attempt.reward_parts or {}) if attempt.outcome.counted else {}
     answers = (attempt.expected_answer, attempt.extracted_answer)
     expected, extracted = (None if answer is None else text_of(answer) for answer in answers)
     return {
-        "run": str(attempt.path.parent if attempt.path.name == ROLLOUTS else attempt.path),
+        "model": model,
+        "run": run,
         "environment": attempt.environment,
         "agent": attempt.agent,
         "task": attempt.task_name,
@@ -111,6 +119,7 @@ def _flat(attempt: Attempt) -> dict[str, Any]:
         "calls": attempt.call_count,
         "output_tokens": attempt.output_tokens,
         "seconds": attempt.seconds,
+        **{f"{_PART}{name}": counted.get(name) for name in parts},
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.core.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.core.errors import ConfigError
 from gymgate.gym.row_sources import RowSource, open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts.row import make_row
@@ -24,10 +25,15 @@ from gymgate.runs.tracing import Tracer
 from gymgate.stack import Policy
 from gymgate.stack.description import stack_settings
 
+Environments = str | EnvironmentConfig | Sequence[str | EnvironmentConfig] | StackConfig
+"""Names or configs of environments, or the config of a whole stack."""
+Rows = str | Path | Iterable[Mapping[str, Any]]
+"""A packaged file's name, a path, `hf:owner/name[:split]`, or rows."""
+
 
 async def collect(
-    environments: str | EnvironmentConfig | Sequence[str | EnvironmentConfig] | StackConfig,
-    rows: str | Path | Iterable[Mapping[str, Any]] = "example",
+    environments: Environments,
+    rows: Rows = "example",
     *,
     policy: Policy,
     output: str | Path | None = None,
@@ -63,6 +69,51 @@ async def collect(
     Raises `ConfigError` for an output that holds a run with other settings or that another process writes, before the
     first rollout, `DataError` if it cannot be written, and the last error if `pace.failures_in_a_row` rollouts fail.
     """
+    run = await open_collection(
+        environments,
+        rows,
+        policy=policy,
+        output=output,
+        repeats=repeats,
+        seeds=seeds,
+        shard=shard,
+        limit=limit,
+        limits=limits,
+        pace=pace,
+        concurrency=concurrency,
+        rerun_failed=rerun_failed,
+        record_bodies=record_bodies,
+        wait_for_policy_s=wait_for_policy_s,
+        runtime=runtime,
+        tracer=tracer,
+        progress=progress,
+    )
+    async with contextlib.aclosing(rollouts_of(run, include_finished=include_finished)) as rollouts:
+        async for rollout in rollouts:
+            yield rollout
+
+
+async def open_collection(
+    environments: Environments,
+    rows: Rows,
+    *,
+    policy: Policy,
+    output: str | Path | None = None,
+    repeats: int = 1,
+    seeds: int | Sequence[int] | None = None,
+    shard: tuple[int, int] = (1, 1),
+    limit: int | None = None,
+    limits: RolloutLimits | None = None,
+    pace: Pace | None = None,
+    concurrency: int | None = None,
+    rerun_failed: bool = False,
+    record_bodies: bool = False,
+    wait_for_policy_s: float | None = None,
+    runtime: RuntimeConfig | None = None,
+    tracer: Tracer | None = None,
+    progress: Log = ignore,
+) -> Collection:
+    """Return the run that `collect` is asked for, before it starts. Raises as `collect` does before the first rollout."""
     if isinstance(environments, StackConfig):
         stack = environments
     else:
@@ -79,7 +130,7 @@ async def collect(
         seeds=range(seeds) if isinstance(seeds, int) else seeds,
         shard=checked_shard(*shard),
     )
-    run = Collection(
+    return Collection(
         stack=stack,
         policy=asked,
         plan=plan,
@@ -94,13 +145,15 @@ async def collect(
         tracer=tracer,
         log=progress,
     )
-    async with contextlib.aclosing(_rollouts_of(run, include_finished=include_finished)) as rollouts:
-        async for rollout in rollouts:
-            yield rollout
 
 
-async def _rollouts_of(run: Collection, *, include_finished: bool) -> AsyncGenerator[CollectedRollout, None]:
-    """A slow consumer holds the run up: at most `concurrency` results wait for it."""
+async def rollouts_of(
+    run: Collection, *, include_finished: bool = True
+) -> AsyncGenerator[CollectedRollout, None]:
+    """Run it and yield its rollouts, those of earlier runs in its directory first.
+
+    A slow consumer holds the run up: at most `concurrency` results wait for it.
+    """
     queue: asyncio.Queue[CollectedRollout | None] = asyncio.Queue(maxsize=run.pace.concurrency)
 
     async def put_finished() -> None:
@@ -138,10 +191,10 @@ async def _rollouts_of(run: Collection, *, include_finished: bool) -> AsyncGener
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _sources(
-    stack: StackConfig, rows: str | Path | Iterable[Mapping[str, Any]], limit: int | None
-) -> tuple[list[RowSource], dict[str, Any]]:
+def _sources(stack: StackConfig, rows: Rows, limit: int | None) -> tuple[list[RowSource], dict[str, Any]]:
     """Return the rows, and what can be known of the stack before it is up."""
+    if isinstance(rows, int):
+        raise ConfigError(f"rows={rows} is not rows; limit={rows} takes the first {rows} of each source")
     catalog = open_catalog(stack.runtime, stack.component_roots)
     environments = catalog.environments_of(stack.environments)
     settings = stack_settings(stack, catalog, environments) if stack.server is None else {}

@@ -73,9 +73,16 @@ class LoopThread:
 
 
 def run_apart(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine, run in a thread: the caller's may run an event loop, as a notebook's does."""
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
+    """Return the result of a coroutine, run in a thread: the caller's may run an event loop, as a notebook's does.
+
+    Ctrl-C cancels it and waits for its end.
+    """
+    loop = LoopThread()
+    loop.enter()
+    try:
+        return loop.call(work)
+    finally:
+        loop.leave()
 
 
 class SyncStack:

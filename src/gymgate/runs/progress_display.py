@@ -1,4 +1,4 @@
-"""Progress of `gymgate run`: a bar on a terminal, elsewhere a line now and then."""
+"""Progress of a run on stderr: a bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gymgate.cli.output import Log, log
 from gymgate.core.errors import printable
 from gymgate.runs.costs import dollars
 from gymgate.runs.counts import NOT_SCORED
@@ -18,6 +17,12 @@ NEXT_LINES_S = 30.0
 MOST_REPLICAS = 4
 """Replicas that a line names."""
 Show = Callable[[RunProgress], None]
+Log = Callable[[str], None]
+
+
+def log(message: str) -> None:
+    """Print a message to stderr."""
+    print(printable(message), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -1,0 +1,156 @@
+"""`gymgate.evaluate`: the rollouts of a policy and their metrics, in one call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gymgate.results.export import part_names, table_row
+from gymgate.runs.attempts import Attempt
+from gymgate.runs.progress_display import Log, Show, showing_progress
+from gymgate.runs.record import CollectedRollout
+from gymgate.runs.run import ignore
+from gymgate.runs.settings import policy_name
+from gymgate.runs.stream import Environments, Rows, open_collection, rollouts_of
+from gymgate.runs.summary import RunSummary, summary_of
+from gymgate.runs.tasks import CollectedTasks
+from gymgate.stack import Policy
+from gymgate.stack.sync import run_apart
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """Rollouts and their metrics. A notebook shows the metrics as a table."""
+
+    rollouts: Sequence[CollectedRollout]
+    """All, failed ones included (`reward` is `None`, `error` says why), in the order of rows, seeds and repeats."""
+    metrics: Sequence[Mapping[str, Any]]
+    """Metrics of each environment and, if there are several, over all tasks (`all`), as `gymgate aggregate --json` has them."""
+    notes: Sequence[str]
+    """What a reader of the metrics has to know, e.g. how many rollouts failed."""
+    model: str
+    """Name of the policy's model or function."""
+    run: str | None
+    """The directory of the run; `None`: nothing was written."""
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean over all rollouts whose reward counts; `None` if there is none."""
+        return self.metrics[-1]["mean_reward"] if self.metrics else None
+
+    @property
+    def failed(self) -> list[CollectedRollout]:
+        """The rollouts that failed."""
+        return [rollout for rollout in self.rollouts if rollout.error is not None]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a flat dict for each rollout, e.g. for `pandas.DataFrame`: the columns of `gymgate export`, and `error`."""
+        attempts = [Attempt.of(rollout) for rollout in self.rollouts]
+        parts = part_names(attempts)
+        errors = [
+            rollout.error and f"{rollout.error.type}: {rollout.error.message}" for rollout in self.rollouts
+        ]
+        return [
+            {**table_row(attempt, self.model, self.run, parts), "error": error}
+            for attempt, error in zip(attempts, errors, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        mean = "none" if self.mean_reward is None else f"{self.mean_reward:.4g}"
+        return f"<Evaluation of {self.model}: {len(self.rollouts)} rollouts, {len(self.failed)} failed, mean reward {mean}>"
+
+    def _repr_html_(self) -> str:
+        return RunSummary(self.metrics, False, self.notes)._repr_html_()
+
+
+def evaluate(
+    environments: Environments,
+    rows: Rows = "example",
+    *,
+    policy: Policy,
+    repeats: int = 1,
+    limit: int | None = None,
+    ks: Sequence[int] | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Evaluation:
+    """Run rows x repeats with a policy, and return the rollouts and their metrics.
+
+    `policy` is a function, plain or async, or an endpoint. `rows` is a packaged file's name (`example`: a few rows, not the
+    benchmark), a path, `hf:owner/name[:split]` or dicts; `limit` is how many of each source to take. `ks` are the k of pass@k
+    and maj@k, by default 1, 2, 4, 8, ... `settings` are others of `collect`: `concurrency`, `seeds`, `output`, ...
+
+    Progress goes to stderr, unless `progress` is false. An async function runs on another event loop than the caller's, which
+    may be a notebook's; `evaluate_async` runs it on the caller's. Failed rollouts are returned, too. Raises what keeps a run
+    from starting, and the last error if so many fail in a row that the run stops: see `collect`.
+    """
+    work = evaluate_async(
+        environments,
+        rows,
+        policy=policy,
+        repeats=repeats,
+        limit=limit,
+        ks=ks,
+        progress=progress,
+        **settings,
+    )
+    return run_apart(work)
+
+
+async def evaluate_async(
+    environments: Environments,
+    rows: Rows = "example",
+    *,
+    policy: Policy,
+    repeats: int = 1,
+    limit: int | None = None,
+    ks: Sequence[int] | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Evaluation:
+    """Do what `evaluate` does, on the caller's event loop."""
+    with _showing(progress) as (show, log):
+        run = await open_collection(
+            environments, rows, policy=policy, repeats=repeats, limit=limit, progress=log, **settings
+        )
+        rollouts = []
+        async with contextlib.aclosing(rollouts_of(run)) as stream:
+            async for rollout in stream:
+                rollouts.append(rollout)
+                show(run.progress)
+        settings_of_policy = run.settings()["policy"]
+    rollouts.sort(key=lambda rollout: (rollout.task, Attempt.of(rollout).order))
+    collected = _by_task(rollouts, settings_of_policy)
+    metrics, notes = summary_of(collected, ks)
+    for note in notes if progress else ():
+        log(note)
+    return Evaluation(
+        rollouts,
+        metrics,
+        notes,
+        model=policy_name(settings_of_policy),
+        run=None if run.directory is None else str(run.directory),
+    )
+
+
+@contextlib.contextmanager
+def _showing(progress: bool) -> Iterator[tuple[Show, Log]]:
+    if not progress:
+        yield ignore, ignore
+        return
+    with showing_progress() as shown:
+        yield shown
+
+
+def _by_task(rollouts: Sequence[CollectedRollout], policy: Mapping[str, Any]) -> CollectedTasks:
+    collected = CollectedTasks(policy=policy)
+    failed = [rollout for rollout in rollouts if rollout.error is not None]
+    for rollout in rollouts:
+        (collected.add if rollout.error is None else collected.fail)(Attempt.of(rollout))
+    if failed and (error := failed[0].error) is not None:
+        collected.lost.append(
+            f"{len(failed)} of {len(rollouts)} rollouts failed, the first with {error.type}: {error.message}"
+        )
+    return collected

@@ -1,0 +1,141 @@
+"""`gymgate.evaluate` on real Gym servers: what it returns, on whose event loop, and what failed."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import gymgate
+from gymgate.cli import cli
+from gymgate.core.errors import ConfigError
+from gymgate.results.export import COLUMNS
+from support.json_output import read_output
+from support.stacks import runtime
+from support.upstream import answering, upstream_in_thread
+
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
+
+
+def answers() -> list[str]:
+    return [row.data["expected_answer"] for row in gymgate.open_rows("mcqa", runtime=runtime())]
+
+
+def first_answer(request: dict[str, Any]) -> str:
+    """Right for the rows whose answer is that of the first one."""
+    return f"The answer is \\boxed{{{answers()[0]}}}"
+
+
+def test_a_function_is_evaluated_in_one_call(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    evaluation = gymgate.evaluate("mcqa", policy=first_answer, repeats=2, output=run, runtime=runtime())
+    right = [answer == answers()[0] for answer in answers()]
+    assert 0 < sum(right) < 5
+    assert [rollout.reward for rollout in evaluation.rollouts] == [
+        float(each) for each in right for _ in "12"
+    ]
+    assert evaluation.mean_reward == pytest.approx(sum(right) / 5)
+    assert evaluation.failed == []
+    done = CliRunner().invoke(cli, ["aggregate", str(run), "--json"])
+    assert evaluation.metrics == read_output("aggregate", done.stdout)["environments"]
+    assert (evaluation.model, evaluation.run) == ("first_answer", str(run))
+    records = evaluation.records()
+    assert [*records[0]] == [*COLUMNS, "error"]
+    assert [(each["task"], each["repeat"]) for each in records[:3]] == [
+        ("mcqa:1", 0),
+        ("mcqa:1", 1),
+        ("mcqa:2", 0),
+    ]
+    assert [each["expected_answer"] for each in records[::2]] == answers()
+    assert {each["extracted_answer"] for each in records} == {answers()[0]}
+    assert "mcqa" in capfd.readouterr().err  # progress
+    assert "<table>" in evaluation._repr_html_()
+    assert "10 rollouts" in repr(evaluation)
+
+
+async def test_it_can_be_called_where_an_event_loop_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    """As in a notebook: the plain call has another loop, `evaluate_async` the caller's."""
+    loops = []
+
+    async def policy(request: dict[str, Any]) -> str:
+        loops.append((asyncio.get_running_loop(), threading.current_thread()))
+        return first_answer(request)
+
+    settings: Any = {"policy": policy, "limit": 1, "progress": False, "runtime": runtime()}
+    here = asyncio.get_running_loop(), threading.current_thread()
+    assert gymgate.evaluate("mcqa", **settings).mean_reward == 1
+    assert (await gymgate.evaluate_async("mcqa", **settings)).mean_reward == 1
+    assert [loop == here for loop in loops] == [False, True]
+    assert capfd.readouterr().err == ""
+
+
+def test_what_failed_is_returned_and_told(capfd: pytest.CaptureFixture[str]) -> None:
+    def policy(request: dict[str, Any]) -> str:
+        raise ValueError("weights are gone")
+
+    evaluation = gymgate.evaluate("mcqa", policy=policy, limit=2, runtime=runtime())
+    assert evaluation.mean_reward is None
+    assert len(evaluation.failed) == len(evaluation.rollouts) == 2
+    for told in (*evaluation.notes, capfd.readouterr().err, evaluation.records()[1]["error"]):
+        assert "weights are gone" in told
+    assert evaluation.metrics[0]["failed"] == 2
+
+
+def test_a_number_of_rows_is_refused_with_the_name_of_the_limit() -> None:
+    rows: Any = 5
+    with pytest.raises(ConfigError, match="limit=5"):
+        gymgate.evaluate("mcqa", rows, policy=first_answer, runtime=runtime())
+
+
+def test_one_name_of_an_environment_is_enough_everywhere() -> None:
+    assert gymgate.StackConfig(environments="mcqa") == gymgate.StackConfig(environments=("mcqa",))
+    spec = {"environments": "mcqa", "runtime": runtime()}
+    assert [each.name for each in gymgate.RunSpec(**spec).stack.environments] == ["mcqa"]
+    for environments in ("mcqa", ["mcqa"], gymgate.StackConfig(environments="mcqa", runtime=runtime())):
+        settings = {} if isinstance(environments, gymgate.StackConfig) else {"runtime": runtime()}
+        evaluation = gymgate.evaluate(environments, policy=first_answer, limit=1, progress=False, **settings)
+        assert evaluation.mean_reward == 1
+
+
+async def test_the_recipes_run_as_they_stand(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    programs = re.findall(r"```python\n(.*?)```", page.partition("## Reference")[0], re.DOTALL)
+    message = {"role": "assistant", "content": "\\boxed{C}"}
+    completion = {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "MODEL",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+    }
+    routes = {"/v1/models": {"data": [{"id": "MODEL"}]}, "/v1/chat/completions": completion}
+    printed = []
+    with upstream_in_thread(answering(routes)) as model:
+        for program in programs:
+            text = program.replace("https://HOST/v1", model.url)
+            code = compile(text, "docs/python.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            variables: dict[str, Any] = {}
+            if inspect.CO_COROUTINE & code.co_flags:
+                await eval(code, variables)
+                await variables["client"].close()  # as the notebook's end does
+            else:
+                exec(code, variables)
+            printed.append(capsys.readouterr().out)
+            if evaluation := variables.get("evaluation"):
+                assert evaluation.failed == []
+    assert len(programs) == 5
+    shown = re.search(r"# (<Evaluation.*>)", programs[0])
+    assert shown is not None
+    assert shown[1] in printed[0]
+    assert printed[4].splitlines()[1].startswith("1 ")
