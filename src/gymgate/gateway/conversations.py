@@ -49,6 +49,7 @@ class Conversations:
 
     def parse(self, raw: bytes, dialect: Dialect) -> tuple[Any, bytes]:
         """As `codec.parse_bounded`. The conversation in an object is a `History`, unless it is too large to be kept."""
+        # Of all that it begins with, the one that leaves the least to parse.
         ends = {request: end for request in self._requests if (end := request.common_end(raw, dialect))}
         base = max(ends, key=lambda request: ends[request].offset, default=None)
         body = base.parse_extension(raw, ends[base]) if base is not None else None
@@ -68,6 +69,7 @@ class Conversations:
         items = body.get(field) if isinstance(body, dict) else None
         if not isinstance(items, list) or not items:
             return
+        # Counted before anything is kept: a body of two bytes a value takes a hundred times its length.
         values = codec.count_values(raw) if known is None else known[0].values_with(raw, known[1])
         if values > KEPT_VALUES or len(raw) > KEPT_BYTES:
             body[field] = list(items)

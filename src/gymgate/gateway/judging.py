@@ -57,7 +57,9 @@ class JudgeCalls:
         question = _question(key)
         if written and call.record.status_code == 200:
             self._note_answer(question)
-        elif call.record.status_code is not None:
+        elif (
+            call.record.status_code is not None
+        ):  # without one its rollout was released, which is nobody's failure
             self._fail(question, call.failure or lost_call_error(call), call)
 
     def note_refusal(self, model_server: str, error: GymgateError) -> None:
@@ -98,6 +100,7 @@ class KeylessJudgeCalls(JudgeCalls):
     @contextmanager
     def shared_with(self, judges: JudgeCalls, model_servers: Collection[str]) -> Iterator[None]:
         """Count failures of keyless calls to `model_servers` as failures of this rollout, for as long as it runs."""
+        # What was lost before was lost for an earlier rollout.
         watcher = _Watcher(
             judges, model_servers, frozenset(call for call in self._open if call.connection_lost)
         )

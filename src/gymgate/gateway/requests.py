@@ -62,7 +62,7 @@ def parse_path(raw_path: str) -> RequestPath:
         key, _, path = path[len(_PREFIX) :].partition("/")
         path = path.removeprefix(_CAPTURE)
     path = path.strip("/")
-    while path.startswith("v1/"):
+    while path.startswith("v1/"):  # twice, where an SDK adds its own to a base URL that ends with it
         path = path[3:]
     return RequestPath(key, path)
 

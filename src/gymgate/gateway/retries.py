@@ -76,6 +76,7 @@ class RetryDeduplicator:
     def find(self, key: RequestKey, *, retry: bool) -> Call | None:
         """Return the call that this request repeats, if it repeats one."""
         if key.idempotency_key is not None:
+            # The key names the call: an equal request with another one is another sample, also if a connection broke.
             marked = self._marked.get(key)
             return None if marked is None or marked.call.failed else marked.call
         for call in self._unwritten.get(key, ()):
@@ -92,6 +93,7 @@ class RetryDeduplicator:
 
     def add(self, key: RequestKey, call: Call) -> None:
         """Remember a new call."""
+        # Several, since best-of-n sends equal requests at the same time.
         self._unwritten.setdefault(key, []).append(call)
         if key.idempotency_key is not None:
             if (earlier := self._marked.get(key)) is not None:
@@ -106,12 +108,13 @@ class RetryDeduplicator:
                 self._marked_bytes -= marked.size
                 marked.size = _size(key, call)
                 self._marked_bytes += marked.size
+            # The newest stays whatever its size, or nobody could ask again for a long answer.
             while len(self._marked) > MARKED_ANSWERS or (
                 self._marked_bytes > KEPT_BYTES and len(self._marked) > 1
             ):
                 oldest, evicted = self._marked.popitem(last=False)
                 self._marked_bytes -= evicted.size
-                if oldest not in self._unwritten:
+                if oldest not in self._unwritten:  # else its answer is still to be written
                     evicted.call.payload = b""
         elif call.failed:
             call.payload = b""

@@ -330,7 +330,7 @@ class Route:
         )
         call.response = call.payload if self._record_bodies else None
         call.record.error = error.message
-        call.failure = error.with_traceback(None)
+        call.failure = error.with_traceback(None)  # whose frames would keep the bodies
         call.record.status_code = status
         if call.record.model_server == POLICY:
             self.failure = self.failure or error

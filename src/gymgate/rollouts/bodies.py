@@ -63,7 +63,7 @@ class RequestLog:
 
     def _most_alike(self, fields: Mapping[str, Digest | History]) -> _Seen | None:
         base, shared = None, 0
-        for seen in reversed(self._recent):
+        for seen in reversed(self._recent):  # of requests as much alike, the last one
             count = sum(_common(seen.fields.get(name), value) for name, value in fields.items())
             if count > shared:
                 base, shared = seen, count

@@ -71,6 +71,7 @@ class ReplicaPool:
             if preferred is not None and preferred in open_:
                 return preferred
             if open_:
+                # Of idle ones that which served least, or one replica would get every rollout that starts alone.
                 return min(open_, key=lambda replica: (replica.in_flight, replica.served))
             if now >= deadline:
                 raise self._none_left()

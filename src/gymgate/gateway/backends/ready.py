@@ -40,6 +40,7 @@ async def wait_until_ready(
         while True:
             results = await asyncio.gather(*(probe(f"{url}/models", client, headers) for url in missing))
             results_by_url = dict(zip(missing, results, strict=True))
+            # One that has answered is not asked again: by now it may have work to do.
             missing = {url: result for url, result in results_by_url.items() if isinstance(result, str)}
             answered |= {url: result for url, result in results_by_url.items() if not isinstance(result, str)}
             if not missing or (not every and answered):

@@ -74,6 +74,7 @@ def _items(messages: Any, memory: ConversationMemory, first: int, stop: int) -> 
         if isinstance(message, Original):
             items.append(message)
         elif role == "assistant":
+            # As the endpoint gave it, with its reasoning: so the prompt extends the one before.
             run = memory.match("chat", "responses", [message_fingerprint(message)], 0)
             items.extend(run.originals if run is not None else assistant_items(message))
         elif role == "tool":

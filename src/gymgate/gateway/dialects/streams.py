@@ -77,7 +77,7 @@ def _chunks(choice: Json) -> Iterator[Json]:
         shown = logprobs if has_text else None
         yield {"index": index, "delta": delta, "logprobs": shown, "finish_reason": None}
         if has_text:
-            logprobs = None
+            logprobs = None  # clients add up those of all chunks
     end = {"index": index, "delta": {}, "logprobs": logprobs, "finish_reason": choice.get("finish_reason")}
     yield {**without(choice, "message"), **end}
 

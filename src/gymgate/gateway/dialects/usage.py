@@ -108,6 +108,7 @@ def _or_sum(usage: Json, read: int, written: int) -> int:
 
 def usage_for_messages(counts: Usage) -> Json:
     """Return the usage of an Anthropic message, which counts cached input apart."""
+    # Whatever an endpoint counts: clients refuse a negative number.
     cached = min(counts.cached_tokens or 0, counts.input_tokens or 0)
     return {
         "input_tokens": (counts.input_tokens or 0) - cached,
