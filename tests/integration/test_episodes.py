@@ -247,7 +247,7 @@ async def test_the_agent_that_nemo_gym_attributes_is_the_policy(tmp_path: Path) 
         assert stack.agents["duet_same_user"].untrainable is None
 
 
-@pytest.mark.parametrize("routed", ["server", "taskset", "agent"])
+@pytest.mark.parametrize("routed", ["server", "taskset", "agent", "unknown server"])
 async def test_where_a_row_goes(stack: Stack, routed: str) -> None:
     """To the environment server that it names, by its taskset, or to the one that its agent is behind."""
     row = episode_row()
@@ -256,6 +256,11 @@ async def test_where_a_row_goes(stack: Stack, routed: str) -> None:
         "server": {**row, "_ng_environment_server": "duet_same", "agent_ref": {"name": "duet_user"}},
         "taskset": task,
         "agent": {**row, "agent_ref": {"name": "duet_same_user"}},
+        "unknown server": {
+            **row,
+            "_ng_environment_server": "of_another_release",
+            "agent_ref": {"name": "duet_same_user"},
+        },
     }
     policy = stack.register("anywhere", both(), dialect="responses")
     rollout = await stack.run(rows[routed], policy=policy)

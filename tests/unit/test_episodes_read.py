@@ -9,7 +9,7 @@ import pytest
 from gymgate.core import codec
 from gymgate.rollouts.episodes import EpisodeFailure, failed_episode_fields, failure_error, read_episode
 from gymgate.rollouts.row import make_row, row_key
-from gymgate.rollouts.row_fields import agent_of, flat_row, recorded_agent_of, taskset_of
+from gymgate.rollouts.row_fields import agent_of, environment_server_of, flat_row, taskset_of
 from gymgate.stack.routing import episode_request
 
 PARAMS = {"input": [{"role": "user", "content": "hello"}]}
@@ -74,12 +74,12 @@ def test_a_materialised_row_is_flat_inside_and_goes_out_as_it_came() -> None:
     assert flat_row(row.data) is row.data
 
 
-def test_the_environment_server_that_a_row_names_precedes_its_agent() -> None:
-    """A result of NeMo Gym's collector names both, and is its agent's."""
+def test_what_a_row_names() -> None:
+    """A result of NeMo Gym's collector names both its agent and the environment server in front of it."""
     row = {"_ng_environment_server": "e", "agent_ref": {"name": "a"}}
-    assert (agent_of(row), recorded_agent_of(row)) == ("e", "a")
+    assert (agent_of(row), environment_server_of(row)) == ("a", "e")
     assert agent_of({"agent_ref": {"name": "a"}}) == "a"
-    assert recorded_agent_of({"_ng_environment_server": "e"}) == "e"
+    assert agent_of({"_ng_environment_server": "e"}) == "e"
 
 
 def test_a_result_comes_out_of_its_envelope() -> None:

@@ -15,7 +15,7 @@ from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_roll
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
 from gymgate.gym.catalog.entries import kind_of_file
 from gymgate.quality.known import known
-from gymgate.rollouts.row_fields import recorded_agent_of
+from gymgate.rollouts.row_fields import agent_of
 
 DERIVED = ("materialized_inputs", "reward_profiling")
 """Parts of the names of files that NeMo Gym derives from recorded rollouts."""
@@ -38,7 +38,7 @@ class RecordedRow:
     @property
     def agent(self) -> str | None:
         """The agent that was recorded."""
-        return recorded_agent_of(self.recording.raw)
+        return agent_of(self.recording.raw)
 
 
 def with_own_data(environment: Environment) -> Environment:

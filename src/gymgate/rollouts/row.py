@@ -21,7 +21,7 @@ class Row:
     key: str
     """16 hex digits of its content; the same for equal rows, whatever the source, order of keys or `_ng_*` entries."""
     agent: str | None
-    """The agent that `agent_ref` names, or the environment server that `_ng_environment_server` names."""
+    """The agent that `agent_ref` names, else the environment server that `_ng_environment_server` names."""
     source: str
     """The file or dataset that it was read from."""
     line: int

@@ -55,15 +55,15 @@ def lacking_params(row: Mapping[str, Any]) -> str:
 
 
 def agent_of(row: Mapping[str, Any]) -> str | None:
-    """Return the environment server or else the agent that the row names, if any."""
-    return _name(row.get(ENVIRONMENT_SERVER)) or recorded_agent_of(row)
-
-
-def recorded_agent_of(result: Mapping[str, Any]) -> str | None:
-    """Return the agent or else the environment server that a result of NeMo Gym names, if any."""
-    reference = result.get("agent_ref")
+    """Return the agent or else the environment server that a row or a result of NeMo Gym names, if any."""
+    reference = row.get("agent_ref")
     agent = reference.get("name") if isinstance(reference, dict) else reference
-    return _name(agent) or _name(result.get(ENVIRONMENT_SERVER))
+    return _name(agent) or environment_server_of(row)
+
+
+def environment_server_of(row: Mapping[str, Any]) -> str | None:
+    """Return the environment server that a row names, if any."""
+    return _name(row.get(ENVIRONMENT_SERVER))
 
 
 def _name(value: Any) -> str | None:

@@ -12,7 +12,7 @@ from gymgate.core.errors import DataError
 from gymgate.core.files import replacing
 from gymgate.rollouts.breakdowns import breakdown
 from gymgate.rollouts.result import status_of
-from gymgate.rollouts.row_fields import recorded_agent_of
+from gymgate.rollouts.row_fields import agent_of
 from gymgate.runs.attempts import Attempt, TaskKey
 from gymgate.runs.record import LineReader, line_error, read_values
 from gymgate.runs.rows import RowReader
@@ -105,7 +105,7 @@ def read_gym_failures(path: Path) -> Iterator[Attempt]:
     last = {}
     for line, value in read_values(beside):
         numbered = _numbered(value, beside, line)
-        last[recorded_agent_of(value) or "", numbered[TASK], numbered[ROLLOUT]] = line, value
+        last[agent_of(value) or "", numbered[TASK], numbered[ROLLOUT]] = line, value
     for line, value in last.values():
         error = {
             "kind": str(value.get("_ng_failure_class") or "unknown"),
@@ -146,7 +146,7 @@ def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
 
 def _identifying_fields(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
     """Which rollout it is, of which task. The row itself is not there: a hash of the task's number stands for its key."""
-    agent = recorded_agent_of(value) or ""
+    agent = agent_of(value) or ""
     return {
         "row_key": hashlib.sha256(f"{agent}\n{value[TASK]}".encode()).hexdigest()[:16],
         "occurrence": 0,

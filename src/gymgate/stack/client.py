@@ -21,7 +21,7 @@ from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gym.runtime.command import Progress
 from gymgate.rollouts import Rollout
 from gymgate.rollouts.result import failed_rollout
-from gymgate.rollouts.row_fields import agent_of, row_json, taskset_of
+from gymgate.rollouts.row_fields import agent_of, environment_server_of, row_json, taskset_of
 from gymgate.stack.protocol import PROTOCOL, Peer, Reply
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_rollout
 
@@ -266,6 +266,7 @@ class Stack:
         """
         body = row_json(row)
         limits = limits or RolloutLimits()
+        owner = None if agent else environment_server_of(row)
         agent = agent or agent_of(row)
         rollout_id = checked_id(rollout_id or secrets.token_hex(8))
         lease: Lease | None = None
@@ -280,6 +281,7 @@ class Stack:
                 "record_bodies": record_bodies,
                 "environment": environment,
                 "agent": agent,
+                "environment_server": owner,
                 "taskset": taskset_of(row),
                 "task_index": task_index,
             }

@@ -73,7 +73,10 @@ class LeaseHolder:
         started = time.monotonic()  # first: routing a long row takes time of the rollout too
         stack = self.daemon.running
         environment, destination = stack.choose(
-            message["environment"], message["agent"], message.get("taskset")
+            message["environment"],
+            message["agent"],
+            message.get("environment_server"),
+            message.get("taskset"),
         )
         route = self._open(message, destination)
         try:

@@ -155,12 +155,16 @@ class RunningStack:
         }
 
     def choose(
-        self, environment: str | None, agent: str | None, taskset: str | None = None
+        self,
+        environment: str | None,
+        agent: str | None,
+        environment_server: str | None = None,
+        taskset: str | None = None,
     ) -> tuple[RunningEnvironment, Destination]:
         """Return the environment of a row and what runs it there.
 
-        The names are those of an environment and of an agent or environment server, `None` for the default; `taskset` is the one
-        that the row was materialised for.
+        The names are those of an environment and of an agent or environment server, `None` for the default; the row's
+        `environment_server` precedes where there is one of that name. `taskset` is what the row was materialised for.
 
         Raises `ConfigError` if there is none of that name, or several, `ServerDiedError` if its config could not be read.
         """
@@ -171,6 +175,8 @@ class RunningStack:
                 known = ", ".join(sorted(self.environments))
                 raise ConfigError(f"environment {environment!r} is not in this stack; available: {known}")
             candidates = [self.environments[name]]
+        if any(environment_server in candidate.row_targets for candidate in candidates):
+            agent = environment_server
         if agent is None:
             routed = [each for each in candidates if taskset in each.tasksets]
             candidates = routed if len(routed) == 1 else candidates

@@ -163,6 +163,7 @@ class _Message(Config):
     record_bodies: bool
     environment: str | None
     agent: str | None
+    environment_server: str | None = None
     taskset: str | None = None
     task_index: int | None = None
 
