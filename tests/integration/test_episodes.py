@@ -223,7 +223,9 @@ async def test_two_agents_on_the_policys_model_server_are_told_apart(stack: Stac
     }
     setting = "duet_same.environment_servers.duet.agent_server"
     assert setting in (stack.agents["duet_same_user"].untrainable or "")
-    assert stack.agents["duet_user"].untrainable is None
+    with pytest.raises(ConfigError, match=setting):
+        stack.refuse_training("duet_same")
+    stack.refuse_training("duet")
 
 
 async def test_the_agent_that_nemo_gym_attributes_is_the_policy(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gymgate.core.errors import ConfigError, StackLostError
 from gymgate.integrations.training import rollouts as module
 from gymgate.integrations.training.rollouts import RolloutRunner, rollout_metrics
 from gymgate.rollouts import ModelCall, Rollout
-from gymgate.stack import AgentInfo
+from gymgate.stack import AgentInfo, Stack
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.engines import CallableEngine, Sample
 
@@ -27,6 +27,8 @@ class FakeStack:
     """Ends each rollout as told; `how` is its result, an error, or `None`: never."""
 
     agents: ClassVar[dict[str, AgentInfo]] = {}
+    names: ClassVar[dict[str, str]] = {}
+    refuse_training = Stack.refuse_training
 
     def __init__(self) -> None:
         self.runs: list[asyncio.Future[Rollout]] = []

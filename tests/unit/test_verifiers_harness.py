@@ -10,6 +10,7 @@ import pytest
 import verifiers.v1 as vf
 
 from gymgate.core.config import RolloutLimits, StackConfig
+from gymgate.core.errors import ConfigError
 from gymgate.integrations import stacks
 from gymgate.integrations.failures import RolloutFailed
 from gymgate.integrations.verifiers.harness import NeMoGymHarness, NeMoGymHarnessConfig
@@ -42,8 +43,12 @@ class Launch:
     async def stack_for(self, config: StackConfig, progress: Any) -> Launch:
         return self
 
-    async def start(self) -> vf.ProgramResult:
+    def refuse_training(self, environment: str) -> None:
+        raise ConfigError(f"{environment} has several policies")
+
+    async def start(self, client_type: str = "eval") -> vf.ProgramResult:
         client = SimpleNamespace(
+            type=client_type,
             base_url="http://policy/v1",
             headers={"x-team": "a"},
             headers_from_env={"x-org": "HARNESS_ORG"},
@@ -88,6 +93,13 @@ async def test_calls_go_to_the_interception_once(launch: Made) -> None:
     )
     assert policy.api_key.get_secret_value() == "secret"
     assert started.asked["rollout_id"] == started.trace.id
+
+
+async def test_a_training_needs_one_policy_in_a_rollout(launch: Made) -> None:
+    started = launch(rollout(reward=1.0))
+    with pytest.raises(ConfigError, match="mcqa"):
+        await started.start("train")
+    assert started.asked == {}
 
 
 async def test_a_judge_that_is_the_policys_model_is_asked_past_the_interception(

@@ -237,6 +237,15 @@ class Stack:
         names: dict[str, str] = self.description["names"]
         return names
 
+    def refuse_training(self, environment: str | None = None) -> None:
+        """Raise `ConfigError`, with the setting that helps, if the policy of an environment, or of any, is several agents of one
+        rollout and its config does not say which one is trained.
+        """
+        name = None if environment is None else self.names.get(environment, environment)
+        for about in self.agents.values():
+            if about.untrainable is not None and name in (None, about.environment):
+                raise ConfigError(f"cannot train: {about.untrainable}")
+
     async def run(
         self,
         row: Mapping[str, Any],

@@ -50,6 +50,12 @@ def stepwise_environment(
             f"{refused} its agent {chosen.name!r} is a {chosen.type!r}, which runs its own loop; only a client of "
             f"{' or '.join(STEPWISE_AGENTS)} can play the agent's part"
         )
+    owners = [each for each in config.environment_servers if chosen.name in each.called_agents]
+    if several := next((each for each in owners if len(each.called_agents) > 1), None):
+        raise ConfigError(
+            f"{refused} environment server {several.name!r} lets {', '.join(several.called_agents)} talk, and a client can play "
+            "one agent only"
+        )
     if config.judges:
         judges = ", ".join(sorted(config.judges))
         raise ConfigError(f"{refused} it asks a judge ({judges}), and only a rollout notices its failures")

@@ -95,9 +95,11 @@ class RolloutRunner:
     async def _connect(self) -> Stack:
         try:
             stack = await connect(self.config, progress=lambda line: logger.info("%s", line), reconnect=True)
-            if reasons := [each.untrainable for each in stack.agents.values() if each.untrainable]:
+            try:
+                stack.refuse_training()
+            except ConfigError:
                 await stack.close()
-                raise ConfigError(f"cannot train: {reasons[0]}")
+                raise
             return stack
         except GymgateError as error:
             logger.error("the stack did not start: %s", error)

@@ -52,6 +52,8 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
         run = data.gym
         row = data.row if data.system_prompt is None else with_system_prompt(data.row, data.system_prompt)
         stack = await stacks.stack_for(run.stack, log)
+        if ctx.client.type == "train":
+            stack.refuse_training(run.environment)
         rollout = await stack.run(
             row,
             policy=_policy(run, ctx.model, endpoint, secret),
