@@ -45,7 +45,9 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
     output = tmp_path / "new" / "out"
     done = run("example_session_state_mgmt", "-n", "2", "-r", "10", "-c", "5", "--bodies", "-o", str(output))
     assert done.returncode == 0, done.stderr
-    head, row = done.stdout.splitlines()
+    head, row, note = done.stdout.splitlines()
+    assert note.startswith("2 example rows")
+    assert done.stderr.splitlines()[-1].startswith("next: gymgate report ")
     assert head.split()[0] == "environment"
     assert row.split() == [
         "example_session_state_mgmt",
@@ -316,3 +318,15 @@ def test_nothing_outlives_a_second_interrupt_or_a_kill(number: signal.Signals) -
         process.communicate(timeout=60)
         assert process.returncode != 0
         assert all_end(watched, 10)
+
+
+def test_show_prints_each_rollout_with_its_answers_and_reward() -> None:
+    done = run("mcqa", "-n", "2", "--show")
+    assert done.returncode == 0, done.stderr
+    first, second = sorted(done.stderr.partition("--- ")[2].split("--- "))
+    assert first.startswith("mcqa:1, repeat 0\n[user] ")
+    assert "\n[assistant] " in first
+    assert "\nexpected answer: B\nextracted answer: B\nreward: 1\n" in first
+    assert second.startswith("mcqa:2, ")
+    assert "--- " not in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("next: ")

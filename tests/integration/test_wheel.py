@@ -106,7 +106,7 @@ def test_a_fresh_installation_does_the_main_job(built: tuple[Path, Path], tmp_pa
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     for arguments in (
         ["eval", "run", "nemo-gym-env", "-n", "2", "-r", "2", "-c", "4"],
-        ["run", "example_session_state_mgmt", "-r", "2", "-c", "4"],
+        ["run", "mcqa", "-r", "4"],
         ["init", "warehouse"],  # the installer has compiled the template
         ["check", "warehouse"],
         ["doctor"],

@@ -224,7 +224,8 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     done = CliRunner().invoke(command, [str(run)])
     assert done.exit_code == 0, done.output
-    assert done.output.strip() == str(run / "report.html")
+    assert done.stdout.strip() == str(run / "report.html")
+    assert done.stderr.startswith("next: ")
     page = run / "report.html"
     assert "<title>org/hello on hello, 2023-11-14</title>" in page.read_text()
     assert any("1 of 13 " in note for note in parts_of(page, "note"))

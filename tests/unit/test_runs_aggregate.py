@@ -451,13 +451,13 @@ def test_the_command(tmp_path: Path) -> None:
     ]
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0, done.output
-    header, cells = done.output.splitlines()
+    header, cells = done.stdout.splitlines()
     assert header.split() == ["environment", "rollouts", "mean", "±", "se", "pass@1", "pass@2"]
     assert cells.split() == ["mcqa", "6", "0.500", "±0.289", "0.500", "0.667"]
-    chosen = CliRunner().invoke(command, [str(run), "-k", "2"]).output.splitlines()
+    chosen = CliRunner().invoke(command, [str(run), "-k", "2"]).stdout.splitlines()
     assert [line.split()[-2:] for line in chosen] == [["se", "pass@2"], ["±0.289", "0.667"]]
     assert isinstance(CliRunner().invoke(command, [str(run), "-k", "0"]).exception, ConfigError)
-    header, cells = CliRunner().invoke(command, [str(run), "--wide"]).output.splitlines()
+    header, cells = CliRunner().invoke(command, [str(run), "--wide"]).stdout.splitlines()
     assert header.split()[-4:] == ["pass@1", "±runs", "pass@2", "maj@2"]
     assert cells.split()[-7:] == ["0.500", "±0.289", "0.167", "0.667", "±0.333", "0.500", "±0.289"]
     marked = CliRunner().invoke(command, [str(run), "--markdown"]).output.splitlines()

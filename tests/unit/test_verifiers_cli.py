@@ -304,13 +304,17 @@ def test_the_closing_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     ]
     monkeypatch.setattr(evaluation, "evaluate", lambda *_: episodes)
     config = settings_of()
-    code = eval_command._evaluate(config, tmp_path, wide=True, ks=None, replayed=True)
+    code = eval_command._evaluate(config, tmp_path, wide=True, ks=None, replayed=True, is_example=True)
     out = capsys.readouterr()
     assert code == 1
     assert out.out.splitlines()[2].split()[-1] == "replayed"
     assert f"gymgate eval run --resume {tmp_path}" in out.err
     assert "1 x ProviderError: no capacity" in out.err
-    assert eval_command._evaluate(config, tmp_path, wide=False, ks=None, replayed=False) == 1
+    assert (
+        eval_command._evaluate(config, tmp_path, wide=False, ks=None, replayed=False, is_example=False) == 1
+    )
     del episodes[1]
-    assert eval_command._evaluate(config, tmp_path, wide=False, ks=None, replayed=False) == 0
+    assert (
+        eval_command._evaluate(config, tmp_path, wide=False, ks=None, replayed=False, is_example=False) == 0
+    )
     assert "replayed" not in capsys.readouterr().out

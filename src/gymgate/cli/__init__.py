@@ -67,7 +67,7 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Run NVIDIA NeMo Gym environments from any eval or RL SDK.
 
-    To begin, without a model: gymgate run example_session_state_mgmt -r 4
+    To begin, without a model: gymgate run mcqa -r 4
     """
 
 

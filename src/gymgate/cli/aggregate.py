@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from gymgate.cli.options import (
     price_option,
     wide_option,
 )
-from gymgate.cli.output import log, print_json
+from gymgate.cli.output import log, log_next, print_json
 from gymgate.core.errors import ConfigError
 from gymgate.results.tables import checked_table, write_table
 from gymgate.results.tracking import log_stored
@@ -117,9 +118,18 @@ def command(
     if as_json:
         print_json(AggregatedRuns(metrics, collected.replayed, notes, usage))
     else:
-        print_results(metrics, replayed=collected.replayed, ks=ks, wide=wide, markdown=markdown)
+        print_results(
+            metrics,
+            replayed=collected.replayed,
+            ks=ks,
+            wide=wide,
+            markdown=markdown,
+            is_example=found.is_example,
+        )
         if prices:
             print_costs(usage, wide=wide, markdown=markdown)
+        paths = " ".join(shlex.quote(str(run)) for run in runs)
+        log_next(f"gymgate report {paths}", f"gymgate compare {paths} OTHER" if len(runs) == 1 else "")
     if complete and (reasons := [*collected.missing, *_why_incomplete(found, metrics)]):
         log(f"--complete: {'; '.join(reasons)}")
         raise click.exceptions.Exit(1)

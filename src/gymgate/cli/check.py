@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +38,7 @@ from gymgate.cli.options import (
     sandbox_option,
     set_option,
 )
-from gymgate.cli.output import echo, log, print_json
+from gymgate.cli.output import echo, log, log_next, print_json
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, GymgateError
 from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
@@ -181,6 +182,8 @@ def command(
         _print_summary(results)
     if error is not None:
         raise error
+    if not as_json and len(results) == 1 and results[0].verdict == "match":
+        log_next(f"gymgate run {shlex.quote(requests[0].environment.name)} -b URL -m MODEL")
     if shown.unmet or (not rows_only and any(each.verdict in ("differs", "failed") for each in results)):
         context.exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 
 from gymgate.cli.metrics_tables import shown_number
 from gymgate.cli.options import FILE, FiniteRange, json_option, overlap_option, wide_option
-from gymgate.cli.output import Column, echo, log, print_columns, print_json
+from gymgate.cli.output import Column, echo, log, log_next, print_columns, print_json
 from gymgate.core.errors import ConfigError
 from gymgate.results.compare import (
     Comparison,
@@ -24,7 +25,7 @@ from gymgate.results.compare import (
 from gymgate.rollouts.transcript import opening
 from gymgate.runs.aggregate import Runs, read_tasks
 from gymgate.runs.attempts import Attempt, TaskKey
-from gymgate.runs.settings import policy_name
+from gymgate.runs.settings import example_note, policy_name
 from gymgate.runs.tasks import Task
 
 SHOWN_FLIPS = 5
@@ -141,6 +142,8 @@ def command(
         else:
             echo(f"{other} (B) compared with {first} (A)")
             _print(compared.rows, wide=wide)
+            if base.is_example and runs.is_example and compared.rows:
+                echo(example_note(len(collected.tasks)))
             echo(verdict(compared.rows[-1], names))
             _print_flips(compared, openings)
             _print_alone("A", compared.only_first)
@@ -150,6 +153,10 @@ def command(
             log(f"page: {output}")
     if as_json:
         print_json(ComparedRuns(first, documents))
+    else:
+        pair = f"{shlex.quote(str(first))} {shlex.quote(str(others[0]))}"
+        page = f"gymgate compare {pair} -o compare.html shows the conversations of rows that differ"
+        log_next(page if output is None else f"open {output} in a browser")
     if worse:
         raise click.exceptions.Exit(WORSE)
 

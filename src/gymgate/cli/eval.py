@@ -35,7 +35,7 @@ from gymgate.cli.options import (
     sampling_option,
     wide_option,
 )
-from gymgate.cli.output import echo, log
+from gymgate.cli.output import echo, log, log_next
 from gymgate.cli.texts import endpoint_list, parse_judges, parse_overrides
 from gymgate.core.config import EnvironmentConfig, RolloutLimits, StackConfig, validation_message
 from gymgate.core.errors import ConfigError, printable
@@ -46,6 +46,7 @@ from gymgate.integrations.verifiers.policy import Policy, check_policy, replayin
 from gymgate.integrations.versions import require
 from gymgate.runs.counts import RolloutCounts
 from gymgate.runs.metrics import summary_rows
+from gymgate.runs.settings import is_example as is_example_source
 from gymgate.runs.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -155,7 +156,14 @@ def run(
             if policy.replayed:
                 policy = exits.enter_context(replaying(eval_options, policy))
         path = evaluation.complete(config, policy and policy[:3])
-        return _evaluate(config, path, ks=ks, wide=wide, replayed=policy is not None and policy.replayed)
+        return _evaluate(
+            config,
+            path,
+            ks=ks,
+            wide=wide,
+            replayed=policy is not None and policy.replayed,
+            is_example=eval_options is not None and is_example_source([eval_options.data]),
+        )
 
 
 class Line(NamedTuple):
@@ -258,7 +266,9 @@ def _one_line() -> Iterator[None]:
         raise
 
 
-def _evaluate(config: EvalConfig, path: Path, *, ks: Sequence[int] | None, wide: bool, replayed: bool) -> int:
+def _evaluate(
+    config: EvalConfig, path: Path, *, ks: Sequence[int] | None, wide: bool, replayed: bool, is_example: bool
+) -> int:
     """Run an eval in its directory and print its closing table; return the exit code, 1 if rollouts failed."""
     from gymgate.integrations.verifiers.evaluation import evaluate, metrics_of
 
@@ -282,7 +292,7 @@ def _evaluate(config: EvalConfig, path: Path, *, ks: Sequence[int] | None, wide:
     rates = {name: metrics.rate for name, metrics in environments.items()}
     rows = [{**row, "rollouts_per_s": rates.get(row["environment"])} for row in summary_rows(tasks, ks)]
     echo()
-    print_results(rows, replayed=replayed, ks=ks, wide=wide)
+    print_results(rows, replayed=replayed, ks=ks, wide=wide, is_example=is_example)
     print_causes(counts.causes)
     echo(f"results: {path}")
     log(
@@ -290,6 +300,8 @@ def _evaluate(config: EvalConfig, path: Path, *, ks: Sequence[int] | None, wide:
     )
     if counts.failed:
         log(resume)
-    if replayed:
-        log("  next:   the same with your model: add -b http://host:8000/v1 -m MODEL")
+    log_next(
+        "add -b URL -m MODEL for your model" if replayed else "",
+        "gymgate run ENV -o DIR keeps rollouts for gymgate report, compare and export",
+    )
     return int(counts.failed > 0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 
 import click
 
 from gymgate.cli.options import keep_option, overlap_option
-from gymgate.cli.output import log
+from gymgate.cli.output import log, log_next
 from gymgate.core.errors import ConfigError
 from gymgate.results.atif import export_trajectories
 from gymgate.results.export import export_dataset, export_lines, export_rows
@@ -72,6 +73,24 @@ def command(
     for note in (*found.notes, *found.lost, *found.missing):
         log(note)
     log(f"{output}: {written}")
+    log_next(_step_after(form, output))
+
+
+def _step_after(form: str, output: Path) -> str:
+    """Return what reads an export, as a command, in Python, or in words."""
+    path = shlex.quote(str(output))
+    if form == "dataset":
+        reader = {".parquet": "read_parquet", ".csv": "read_csv"}.get(output.suffix, "read_json")
+        lines = ", lines=True" if reader == "read_json" else ""
+        return f"in Python: pandas.{reader}({str(output)!r}{lines})"
+    return {
+        "atif": f"{path} holds a trajectory per file, for Harbor's tools",
+        "gym": f"gymgate aggregate {path}",
+        "inspect": f"inspect view --log-dir {shlex.quote(str(output.parent))}",
+        "jsonl": f"in Python: pandas.read_json({str(output)!r}, lines=True)",
+        "rows": f"gymgate run {path} -b URL",
+        "traces": f"in Python: pandas.read_json({str(output)!r}, lines=True)",
+    }[form]
 
 
 def _export(runs: Runs, form: str, output: Path) -> int:

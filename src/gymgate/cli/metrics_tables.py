@@ -11,6 +11,7 @@ from gymgate.core.config import POLICY
 from gymgate.runs.costs import TokenUsage, dollars
 from gymgate.runs.counts import NOT_SCORED, OVERALL
 from gymgate.runs.metrics import numbered
+from gymgate.runs.settings import example_note
 
 SHOWN_CAUSES = 5
 REPLAYED = "replayed"
@@ -34,14 +35,17 @@ def print_results(
     ks: Sequence[int] | None = None,
     wide: bool = False,
     markdown: bool = False,
+    is_example: bool = False,
 ) -> None:
-    """Print the metrics of each environment, as `summary_rows` makes them, to stdout.
+    """Print the metrics of each environment, as `summary_rows` makes them, to stdout, and that their rows are examples.
 
     A terminal that is too narrow gets fewer columns. `ks` are the k of pass@k, otherwise 1 and the largest; `wide` adds
     every other column.
     """
     columns = _all_columns(rows, replayed=replayed) if wide else _columns(rows, ks, replayed=replayed)
     _print(columns, markdown=markdown, drop=not wide)
+    if is_example and rows:
+        echo(f"{chr(10) * markdown}{example_note(rows[-1]['tasks'])}")
 
 
 def print_costs(usages: Sequence[TokenUsage], *, wide: bool, markdown: bool = False) -> None:

@@ -26,6 +26,11 @@ def log(message: str) -> None:
     echo(message, err=True)
 
 
+def log_next(*steps: str) -> None:
+    """Print the last line of a command that made or read results: what to do next, without the steps that are empty."""
+    log(f"next: {'  |  '.join(filter(None, steps))}")
+
+
 def echo(text: str = "", *, err: bool = False) -> None:
     """Print text that may hold words from outside: of a model, an endpoint, an environment or a file."""
     click.echo(printable(text), err=err)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from gymgate.cli.options import FILE, overlap_option, per_task_option, price_option, tasks_option
-from gymgate.cli.output import echo
+from gymgate.cli.output import echo, log_next
 from gymgate.results.report import write_report
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.costs import Price
@@ -42,3 +42,5 @@ def command(
     made = shlex.join(["gymgate", *sys.argv[1:]])
     write_report(found, path, tasks=tasks, per_task=per_task, prices=dict(prices), command=made)
     echo(str(path))
+    run = shlex.quote(str(runs[0]))
+    log_next("open it in a browser", f"gymgate compare {run} OTHER" if len(runs) == 1 else "")

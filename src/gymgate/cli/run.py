@@ -7,13 +7,14 @@ import contextlib
 import shlex
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
+from gymgate.cli.conversations import conversation_text
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.metrics_tables import print_causes, print_costs, print_results
 from gymgate.cli.options import (
@@ -41,7 +42,7 @@ from gymgate.cli.options import (
     shard_option,
     wide_option,
 )
-from gymgate.cli.output import Log, log, print_json
+from gymgate.cli.output import Log, log, log_next, print_json
 from gymgate.cli.run_spec import spec_of
 from gymgate.core.config import RayCluster, RolloutLimits
 from gymgate.core.errors import ConfigError, GymgateError
@@ -55,7 +56,9 @@ from gymgate.runs.pace import DEFAULT_BUDGETS, Pace, parse_budgets
 from gymgate.runs.plan import WHOLE, Shard, parse_seeds
 from gymgate.runs.prepare import prepare, refuse_missing
 from gymgate.runs.progress_display import Show, showing_progress
+from gymgate.runs.record import CollectedRollout
 from gymgate.runs.run import Collection, OnRollout
+from gymgate.runs.settings import is_example
 from gymgate.runs.spec import RunSpec
 from gymgate.runs.store import checked_output
 from gymgate.stack.ray_nodes import require_ray
@@ -208,6 +211,13 @@ CONDUCT_OPTIONS = (
     is_flag=True,
     help="Export each rollout as OpenTelemetry spans; the OTEL_* variables say where to.",
 )
+@option(
+    "Output",
+    "--show",
+    "is_shown",
+    is_flag=True,
+    help="Print each rollout as it finishes: the conversation, the expected answer, the extracted one, the reward.",
+)
 @option("Output", "--dry-run", is_flag=True, help="Print the run's description; start nothing.")
 @click.pass_context
 def command(
@@ -216,6 +226,7 @@ def command(
     as_json: bool,
     budget: float | None,
     dry_run: bool,
+    is_shown: bool,
     ks: Sequence[int] | None,
     log_to: str | None,
     otel: bool,
@@ -233,7 +244,7 @@ def command(
     if stopped early on request, 130 if interrupted, after a table of what was done.
 
     \b
-    gymgate run example_session_state_mgmt -r 4
+    gymgate run mcqa -r 4
     gymgate run mcqa -o runs/x -r 16 -c 256 -b http://host:8000/v1
     """
     if output is None:
@@ -254,7 +265,8 @@ def command(
             spec = spec.model_copy(update={"pace": spec.pace.model_copy(update={"budgets": {}})})
         run = prepare(spec, output=output, shard=shard or WHOLE, rerun_failed=rerun_failed, log=progress_log)
         run.tracer = tracer
-        end = conduct(run, show, budget, log_to=log_to)
+        shown = (lambda rollout: progress_log(conversation_text(rollout))) if is_shown else None
+        end = conduct(run, show, budget, log_to=log_to, show_rollout=shown)
     finish(run, end, output, ks=ks, as_json=as_json, wide=wide)
 
 
@@ -273,13 +285,29 @@ class RunEnd(NamedTuple):
     """What ended it early."""
 
 
-def conduct(run: Collection, show: Show, budget: float | None, *, log_to: str | None = None) -> RunEnd:
-    """Run it to its end, or until it is interrupted or `budget` seconds are over; log it with the package `log_to`."""
+def conduct(
+    run: Collection,
+    show: Show,
+    budget: float | None,
+    *,
+    log_to: str | None = None,
+    show_rollout: Callable[[CollectedRollout], None] | None = None,
+) -> RunEnd:
+    """Run it to its end, or until it is interrupted or `budget` seconds are over; log it with the package `log_to`.
+
+    `show_rollout` gets each rollout that finished or failed permanently.
+    """
     tracking = RunTracking(log_to, run) if log_to else None
+
+    async def see(rollout: CollectedRollout) -> None:
+        if show_rollout is not None:
+            show_rollout(rollout)
+        if tracking is not None:
+            await tracking.add(rollout)
 
     async def work() -> None:
         async with tracking or contextlib.nullcontext():
-            await _run_drainably(run, show, tracking.add if tracking else None, budget)
+            await _run_drainably(run, show, see, budget)
 
     return RunEnd(*run_interruptibly(work()))
 
@@ -314,7 +342,7 @@ def finish(
         for uneven in () if ks else notes_on_tasks(tasks):
             log(uneven)
         if rows:
-            print_results(rows, replayed=run.replayed, ks=ks, wide=wide)
+            print_results(rows, replayed=run.replayed, ks=ks, wide=wide, is_example=is_example(run.names))
         if run.progress.prices:
             print_costs(tasks.usage.rows(run.progress.prices), wide=wide)
         print_causes(run.progress.counts.causes)
@@ -322,6 +350,9 @@ def finish(
             log(note)
         if output is not None and run.progress.total:
             _log_output(run, output, base)
+        elif rows:
+            mine = "add -b URL -m MODEL for your model" if run.replayed else ""
+            log_next(mine, "add -o DIR to keep the rollouts, for gymgate report and gymgate compare")
     if error is not None:
         raise error
     if interrupted:
@@ -416,12 +447,13 @@ def _log_output(run: Collection, output: Path, base: Path | None) -> None:
     if progress.attempts_failed:
         log(f"{progress.attempts_failed} failed attempts: {run.directory}/{FAILURES}")
     path = shlex.quote(str(output))
-    comparing = "" if base is None else f"gymgate compare {shlex.quote(str(base))} {path}  |  "
-    log(
-        f"next: {comparing}gymgate report {path}  |  gymgate aggregate {path}  |  gymgate export {path} --to FORM -o FILE"
+    log_next(
+        "the same command runs the rest" if progress.left else "",
+        "" if base is None else f"gymgate compare {shlex.quote(str(base))} {path}",
+        f"gymgate report {path}",
+        f"gymgate aggregate {path}",
+        f"gymgate export {path} --to FORM -o FILE",
     )
-    if progress.left:
-        log("run the same command again to run the rest")
 
 
 def _exit_code(run: Collection, *, interrupted: bool) -> int:

@@ -18,7 +18,7 @@ from gymgate.runs.attempts import TaskKey
 from gymgate.runs.costs import Prices, TokenUsage, refuse_price_of_replay
 from gymgate.runs.counts import OVERALL
 from gymgate.runs.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows, task_rows
-from gymgate.runs.settings import policy_name, shown_settings
+from gymgate.runs.settings import example_note, policy_name, shown_settings
 from gymgate.runs.tasks import CollectedTasks, Task
 
 SHOWN_TASK_ROWS = 1000
@@ -77,7 +77,7 @@ def report_parts(
     summary = summary_rows(collected)
     for row in summary:
         if row["environment"] != OVERALL:
-            yield {"headline": _headline(row, collected, is_example=_is_example(runs))}
+            yield {"headline": _headline(row, collected, is_example=runs.is_example)}
     yield from notes_of(collected)
     for note in notes_on_tasks(collected) if ended else ():
         yield {"note": note}
@@ -123,8 +123,8 @@ def report_parts(
 
 
 def _headline(row: Mapping[str, Any], collected: CollectedTasks, *, is_example: bool) -> str:
-    """Say the result of an environment in a sentence, such as `small-a on mcqa, 5 example rows x 8: 0.510 ± 0.102`."""
-    rows = f"{row['tasks']} {'example ' if is_example else ''}rows"
+    """Say the result of an environment in a sentence, such as `small-a on mcqa, 5 rows x 8: mean reward 0.510 ± 0.102`."""
+    rows = f"{row['tasks']} rows"
     repeats = {
         len(task.scores) + task.failed
         for task in collected.tasks.values()
@@ -137,12 +137,8 @@ def _headline(row: Mapping[str, Any], collected: CollectedTasks, *, is_example: 
         if row["mean_reward"] is None
         else f"mean reward {row['mean_reward']:.3f}{error}"
     )
-    warning = " These rows are the environment's examples, not the benchmark." if is_example else ""
+    warning = f" {example_note(row['tasks'])}." if is_example else ""
     return f"{policy_name(collected.policy)} on {row['environment']}, {rows}{times}: {score}.{warning}"
-
-
-def _is_example(runs: Runs) -> bool:
-    return all(run.settings.get("sources") == ["example"] for run in runs.runs)
 
 
 def _scores_first(columns: Sequence[str]) -> list[str]:

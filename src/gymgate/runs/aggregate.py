@@ -14,7 +14,7 @@ from gymgate.runs.gym_rollouts import read_gym_failures, stored_attempts
 from gymgate.runs.layout import FAILURES, ROLLOUTS, RUN, Extent, read_planned, read_run, run_directories
 from gymgate.runs.plan import IdentitySet
 from gymgate.runs.record import LineReader
-from gymgate.runs.settings import context_overflow_of, differences
+from gymgate.runs.settings import context_overflow_of, differences, is_example
 from gymgate.runs.tasks import CollectedTasks
 
 RowName = tuple[Path, str, int]
@@ -130,6 +130,11 @@ class Runs:
     def created(self) -> int | None:
         """Start of the first run, in seconds since 1970."""
         return None if self._described is None else self._described.created
+
+    @property
+    def is_example(self) -> bool:
+        """Whether all rows are their environments' examples."""
+        return all(is_example(run.settings.get("sources") or ()) for run in self.runs)
 
     @property
     def planned(self) -> int | None:

@@ -40,6 +40,16 @@ def settings_of(policy: Policy, limits: RolloutLimits, sources: Sequence[str]) -
     }
 
 
+def is_example(sources: Sequence[str]) -> bool:
+    """Whether all rows of a run are its environments' examples, by the sources in its settings."""
+    return [*sources] == ["example"]
+
+
+def example_note(count: int) -> str:
+    """Return what every table over example rows says of them."""
+    return f"{count} example {'row' if count == 1 else 'rows'}, not the benchmark"
+
+
 def context_overflow_of(settings: Mapping[str, Any]) -> str | None:
     """Return a run's `context_overflow`; `None` if it has no endpoint. Runs from before there was a choice refused."""
     limits, policy = settings.get("limits"), settings.get("policy")

@@ -112,18 +112,17 @@ def runtimes_dir() -> Path:
 
 
 def _interpreters(config: RuntimeConfig, base: Runtime | None, report: Progress) -> Iterator[Interpreter]:
-    """Yield the interpreters to try: that of `base`, then all by preference. Warns of one older than the release declares."""
+    """Yield the interpreters to try: that of `base`, then all by preference. Says so of one older than the release declares."""
     if base is not None:  # it has proved that it runs the release, and its bytecode can be shared
         yield base.interpreter
-    warned = base is not None
+    is_reported = base is not None
     for interpreter in choose(config.python, PYTHON_FLOOR, report):
         if base is not None and interpreter == base.interpreter:
             continue
-        if interpreter.version < PYTHON_FLOOR and not warned:
-            warned = True
+        if interpreter.version < PYTHON_FLOOR and not is_reported:
+            is_reported = True
             report(
-                f"warning: nemo-gym declares Python >= {text(PYTHON_FLOOR)}, which is not on this machine; "
-                f"using {interpreter}"
+                f"using {interpreter}: nemo-gym's own minimum, Python {text(PYTHON_FLOOR)}, is not on this machine"
             )
         yield interpreter
 

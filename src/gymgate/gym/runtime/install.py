@@ -87,7 +87,8 @@ class Installation:
                 *("venv", "--clear", "--relocatable", "--python", self.interpreter.path, self.path),
                 lock=self.lock,
             )
-        with self._step(f"installing nemo-gym {recipe.version} (about 1 GB on disk)"):
+        size = "about 1 GB on disk" if base is None else "shares its files with the one that is there"
+        with self._step(f"installing nemo-gym {recipe.version} ({size})"):
             self._install_release(lock)
         if recipe.requirements:
             with self._step(f"installing {', '.join(recipe.requirements)}"):
@@ -191,7 +192,19 @@ class Installation:
         return {package_of(distribution.name): distribution.version for distribution in distributions}
 
     def _install(self, *arguments: str | Path) -> None:
-        run_uv("pip", "install", "--python", self.python, *arguments, progress=self.progress, lock=self.lock)
+        """Run uv's `pip install`; its downloads, which may be dozens, are one line at the end."""
+        downloads = 0
+
+        def report(line: str) -> None:
+            nonlocal downloads
+            if line.startswith("downloading "):
+                downloads += 1
+            else:
+                self.progress(line)
+
+        run_uv("pip", "install", "--python", self.python, *arguments, progress=report, lock=self.lock)
+        if downloads:
+            self.progress(f"downloaded {downloads} large {'package' if downloads == 1 else 'packages'}")
 
     def _check_imports(self) -> None:
         """Import what every server imports. Raises `UnusableInterpreterError` with the reason.
