@@ -225,7 +225,7 @@ class EnvironmentSettings(Config):
     """Settings common to all environments."""
 
     agent: str | None = None
-    """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
+    """Agent or environment server, by its name in the config, for rows that name none; `None`: the first agent of the config."""
     sandbox: str | None = None
     """Sandbox provider: a name (`docker`, `local`, ...) or the path of a YAML file with its settings, as NeMo Gym's own. It
     replaces the provider that the config sets, if it sets one. `None`: the config's own."""

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, cast
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError, described, from_wire
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Both ends must have the same. It changes with the meaning of the frames."""
 _LENGTHS = struct.Struct("<II")
 _MAX_LENGTH = (1 << 32) - 1
