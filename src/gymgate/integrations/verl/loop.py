@@ -17,7 +17,7 @@ from gymgate.integrations.training.spec import REWARD, weighted_reward
 from gymgate.integrations.verl.dataset import plain
 from gymgate.integrations.verl.outputs import fitting, to_outputs
 from gymgate.integrations.verl.reports import is_validation, report, why_untrained
-from gymgate.integrations.verl.worker import LoopConfig, worker_of
+from gymgate.integrations.verl.worker import LoopConfig, Worker, worker_of
 from gymgate.rollouts import outcome_of
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,7 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 "actor_rollout_ref.rollout.enable_rollout_routing_replay must be false: NeMo Gym agents return no routed experts"
             )
         environment, row = self._row(kwargs)
-        template = plain(self.apply_chat_template_kwargs)
-        worker = worker_of(self.settings, self.server_manager, self.tokenizer, self.rollout_config, template)
+        worker = self._worker()
         if "session_id" not in kwargs:
             return await self._run_v0(await worker.run(environment, row, sampling_params), kwargs)
         with worker.groups.session(kwargs["uid"]) as group:
@@ -108,6 +107,10 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
             for name, _ in self.settings.reward_parts
             if name != REWARD
         }
+
+    def _worker(self) -> Worker:
+        template = plain(self.apply_chat_template_kwargs)
+        return worker_of(self.settings, self.server_manager, self.tokenizer, self.rollout_config, template)
 
     def _row(self, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if ROW not in kwargs:
