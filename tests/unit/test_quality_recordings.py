@@ -10,12 +10,13 @@ import pytest
 
 from gymgate.core.errors import UnknownConversationError
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
+from gymgate.gym.catalog.entries import kind_of_file
 from gymgate.gym.inside.resolve import ServerInstance, dataset_lists, undefined_models
 from gymgate.quality import CheckRequest, RowResult, known
 from gymgate.quality.model import replayable, same_reward, worst_verdict
 from gymgate.quality.probe import cohort_size
 from gymgate.quality.recorded_models import RecordedJudge, RecordedPolicy, recorded_answers, texts_at
-from gymgate.quality.recordings import as_rollout, config_for, read_recordings
+from gymgate.quality.recordings import as_rollout, config_for, packaged_rows, read_recordings
 
 
 def ask(text: str) -> dict[str, Any]:
@@ -213,3 +214,13 @@ def test_a_cause_is_known_for_an_environment_its_release_or_its_scoring() -> Non
     assert known.cause_of("equivalence_rule") is None
     assert dict(known.replay_settings("lc_niah"))
     assert not known.replay_settings("wmt_translation")
+
+
+def test_rows_that_nemo_gym_materialised_are_rows_as_well(tmp_path: Path) -> None:
+    task = {"task_id": {"taskset": "t", "task_id": "1"}, "task_input": {"responses_create_params": ask("x")}}
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps(task) + "\n")
+    assert kind_of_file(path) == "rows"
+    files = (DataFile("tasks", path, "rows"),)
+    (row,) = packaged_rows(Environment("e", "config", tmp_path, data=files))
+    assert (row["responses_create_params"], row["_ng_task_id"]) == (ask("x"), task["task_id"])

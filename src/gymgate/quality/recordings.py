@@ -15,7 +15,7 @@ from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_roll
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
 from gymgate.gym.catalog.entries import kind_of_file
 from gymgate.quality.known import known
-from gymgate.rollouts.row_fields import agent_of
+from gymgate.rollouts.row_fields import agent_of, flat_row
 
 DERIVED = ("materialized_inputs", "reward_profiling")
 """Parts of the names of files that NeMo Gym derives from recorded rollouts."""
@@ -127,8 +127,9 @@ def _rows(path: Path) -> Iterator[RowData]:
             row = codec.loads(text)
         except ValueError:
             continue
-        if isinstance(row, dict) and isinstance(row.get("responses_create_params"), dict):
-            yield row
+        row = flat_row(row) if isinstance(row, dict) else {}
+        if isinstance(row.get("responses_create_params"), dict):
+            yield dict(row)
 
 
 def config_for(
