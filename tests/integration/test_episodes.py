@@ -275,7 +275,7 @@ async def test_an_agent_behind_several_environment_servers_is_refused_with_their
     path = episodes(tmp_path)
     more = "\nsecond:\n  environment_servers:\n    legacy_agent:\n      entrypoint: app.py\n      agent_server: {type: "
     path.write_text(path.read_text() + more + "responses_api_agents, name: duet_assistant}\n")
-    environment = EnvironmentConfig(name=str(path), agent="duet")
+    environment = EnvironmentConfig(name=str(path))
     async with acquire(stack_config(environment, models={"user_model": "policy"})) as stack:
         row = {**episode_row(), "agent_ref": {"name": "duet_assistant"}}
         with pytest.raises(ConfigError, match="duet, second"):

@@ -73,7 +73,7 @@ def test_an_environment_server_is_started_and_runs_its_agents_rows(tmp_path: Pat
 
 @pytest.mark.parametrize("others", [(owner("second", "a"),), (relay("a"),)])
 def test_an_agent_behind_several_is_refused_with_their_names(tmp_path: Path, others: Any) -> None:
-    plan = plan_of(tmp_path, agent("a"), owner("first", "a"), *others, agent=None if not others else "first")
+    plan = plan_of(tmp_path, agent("a"), owner("first", "a"), *others)
     other = next(iter(others[0]))
     with pytest.raises(ConfigError) as error:
         plan.destination("a")

@@ -111,6 +111,12 @@ def _names_policy(agent: ServerInstance) -> bool:
     return any(kind == MODELS and name == POLICY for _, kind, name in references(agent.block))
 
 
+def callers_of(config: Node, agent: str) -> list[str]:
+    """Return the environment servers that call an agent, relays included, sorted."""
+    owners = servers_of(config, ENVIRONMENT_SERVERS)
+    return sorted(owner.name for owner in owners if agent in owner.called_agents)
+
+
 def choose_server(
     config: Node, servers: Mapping[str, ServerInstance], name: str, taskset: str | None
 ) -> ServerInstance:
@@ -128,7 +134,7 @@ def choose_server(
             )
         name = str(route)
     if name not in owners:
-        calling = sorted(owner.name for owner in owners.values() if name in owner.called_agents)
+        calling = callers_of(config, name)
         if len(calling) > 1:
             raise ConfigError(
                 f"agent {name!r} is behind several environment servers: {', '.join(calling)}; give one as the agent "

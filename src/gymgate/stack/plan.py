@@ -47,6 +47,7 @@ from gymgate.gym.server_code import ServerCode, read_code
 from gymgate.stack.destinations import (
     ROUTES,
     Destination,
+    callers_of,
     choose_server,
     of_agent,
     of_environment_server,
@@ -84,7 +85,8 @@ class EnvironmentPlan:
         plan = cls(spec, stack, version, config, code)
         if not plan.agents:
             raise ConfigError(f"environment {spec.name!r} has no agent")
-        plan.destination()
+        if len(callers_of(config, plan.default_agent)) < 2:  # else rows have to choose
+            plan.destination()
         return plan
 
     @cached_property
