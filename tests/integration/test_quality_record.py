@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from gymgate.quality import CheckResult
 from gymgate.quality.record.storage import load_record
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
-from support.upstream import scripted_chat
+from support.upstream import Seen, answering, chat_answer, scripted_chat, upstream_in_thread
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]  # the first use of a release installs it
 
@@ -103,3 +104,30 @@ def test_an_environment_that_is_wrong_in_every_respect_is_caught(tmp_path: Path)
         assert any(line.startswith(option) and what in line for line in found), found
     assert record.deterministic
     assert len(record.deterministic.changed) == 2
+
+
+def test_the_model_gets_the_key_and_the_headers_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They cross to the process of the check, and neither is shown."""
+    seen: list[Seen] = []
+
+    async def script(call: Seen) -> web.StreamResponse:
+        seen.append(call)
+        return await answering(
+            {"/v1/models": {"data": [{"id": "m"}]}, "/v1/chat/completions": chat_answer("Paris")}
+        )(call)
+
+    monkeypatch.setenv("CHECK_KEY", "key-of-mine")
+    with upstream_in_thread(script) as model:
+        done, _ = measured(
+            with_recordings(tmp_path, PARIS),
+            "none",
+            *("--section", "policy", "-b", model.url, "-m", "m", "--api-key-var", "CHECK_KEY"),
+            *("--header", "X-Tenant=header-of-mine"),
+        )
+    calls = [call.headers for call in seen if call.path == "/v1/chat/completions"]
+    assert calls
+    assert {call.get("X-Tenant") for call in calls} == {"header-of-mine"}
+    assert {call.get("Authorization") for call in calls} == {"Bearer key-of-mine"}
+    assert "of-mine" not in done.stdout + done.stderr

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from gymgate.core.config import HTTPEndpoint
 from gymgate.core.errors import DataError
 from gymgate.quality import CheckRequest, parallel
+from gymgate.quality.parallel import request_to_wire
 from gymgate.quality.record.failure_cases import _Stopping
 
 
@@ -66,3 +68,17 @@ def test_servers_are_stopped_by_descriptor(monkeypatch: pytest.MonkeyPatch) -> N
         for process in sleeping:
             process.kill()
             process.wait()
+
+
+def test_a_request_crosses_whole_with_its_secrets() -> None:
+    """And its settings stay the same, by which a record is known to be of this request."""
+    model = HTTPEndpoint(
+        base_url="http://h/v1", api_key="k", api_key_env="K", headers={"X": "x"}, sampling={"top_p": 1}
+    )
+    judges = {"a": HTTPEndpoint(base_url="http://j/v1", api_key_env="J", headers={"Y": "y"}), "b": "policy"}
+    stack = {"environments": ("mcqa",), "models": judges}
+    request = CheckRequest.model_validate({"stack": stack, "policy": model, "limits": {"timeout_s": 3600}})
+    assert "**" in request.model_dump_json()
+    read = CheckRequest.model_validate_json(request_to_wire(request))
+    assert read == request
+    assert read.settings == request.settings

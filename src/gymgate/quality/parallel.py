@@ -18,6 +18,7 @@ from gymgate.core.task_groups import task_group
 from gymgate.gym.inside.forkserver import descendants, proportional_bytes
 from gymgate.gym.runtime import daemon_env
 from gymgate.quality.model import CheckRequest, CheckResult, Diagnosis
+from gymgate.stack.wire import reveal
 
 SETUP_TIMEOUT_S = 2400.0
 """Seconds that installing an environment's requirements may take."""
@@ -103,6 +104,17 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
     return outcome.model_copy(update={"settings": request.settings, "missing": missing})
 
 
+def request_to_wire(request: CheckRequest) -> bytes:
+    """Return a request as JSON with keys and headers in the clear: for the pipe to the process of the check only."""
+    value = request.model_dump(mode="json")
+    value["policy"] = request.policy and reveal(request.policy.model_dump())
+    value["stack"]["models"] = {
+        name: endpoint if isinstance(endpoint, str) else reveal(endpoint.model_dump())
+        for name, endpoint in request.stack.models
+    }
+    return codec.dumps(value)
+
+
 async def _answer(
     process: Process, request: CheckRequest, progress: OnProgress
 ) -> CheckResult | GymgateError | None:
@@ -110,7 +122,7 @@ async def _answer(
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(ConnectionError):
-        process.stdin.write(request.model_dump_json().encode())
+        process.stdin.write(request_to_wire(request))
         process.stdin.close()
     async for line in process.stdout:
         event = codec.loads_own(line)

@@ -71,16 +71,16 @@ def unpack_rollout(reply: Reply) -> Rollout:
 
 
 def _to_wire(value: BaseModel) -> dict[str, Any]:
-    plain: dict[str, Any] = _reveal(value.model_dump(exclude_defaults=True))
+    plain: dict[str, Any] = reveal(value.model_dump(exclude_defaults=True))
     return plain
 
 
-def _reveal(value: Any) -> Any:
-    """The same with secrets in the clear."""
+def reveal(value: Any) -> Any:
+    """Return plain values with their secrets in the clear."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, dict):
-        return {key: _reveal(item) for key, item in value.items()}
+        return {key: reveal(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_reveal(item) for item in value]
+        return [reveal(item) for item in value]
     return value
