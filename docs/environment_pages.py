@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from gymgate.gym.catalog.entries import PACKAGED_KINDS, Need
 from gymgate.gym.catalog.shipped import load
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Verdict
-from gymgate.quality.record.findings import CASE_TEXTS, Finding, FindingKind, findings
+from gymgate.quality.record.findings import CASE_TEXTS, Finding, FindingKind, findings, suspicions
 from gymgate.quality.record.schema import ANSWERS, CASES, Section
 from gymgate.quality.record.storage import shipped_records
 
@@ -53,8 +53,8 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
         "The answer that the rows hold was said in a table of phrasings, the one that the prompt asks for first.",
     ),
     "wrong answer accepted": (
-        "Answers of other rows that are accepted",
-        "In an accepted phrasing, the answer of another row earned the full reward.",
+        "Wrong answers that are accepted",
+        "In an accepted phrasing, an answer that is not the row's earned the full reward.",
     ),
     "answer suspect": (
         "Answers that may be wrong",
@@ -101,6 +101,11 @@ For maintainers of environments: what the records show, by kind, and the command
 seen; a finding may be intended. [Quality figures](quality-figures.md) says how each figure is measured.
 
 """
+PROVEN = """\
+A [probe](check.md#probes) made an answer of a row, and the reward is not what an honest grader pays. The line is in the
+release's code; what it does there is ours to judge, and may be intended. Each command shows it again without a model."""
+SUSPECTED = """\
+Flags of probes of which nobody read the grader's code yet. A flag may be wrong, so these are counts, not names."""
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -168,15 +173,23 @@ def licences(environment: Environment) -> tuple[str, ...]:
 def reproducing(record: CheckResult, finding: Finding) -> str:
     """The command that shows a finding again."""
     name = f"gymgate check {record.kind}/{record.environment} --gym {record.nemo_gym}"
+    if finding.proof is not None:
+        return f'{name} --probe "{finding.probe}"'
     return f"{name} --rows-only" if finding.of_rows else " ".join([name, *record.options, "--record records"])
 
 
 def findings_page(records: Iterable[CheckResult]) -> str:
     by_kind: dict[FindingKind, list[tuple[CheckResult, Finding]]] = defaultdict(list)
+    unread: Counter[FindingKind] = Counter()
+    proven: list[tuple[CheckResult, Finding]] = []
     for record in records:
+        unread.update(flag.kind for flag in suspicions(record))
         for finding in findings(record):
-            by_kind[finding.kind].append((record, finding))
-    lines = []
+            if finding.proof is not None:
+                proven.append((record, finding))
+            else:
+                by_kind[finding.kind].append((record, finding))
+    lines = _proven(proven)
     for kind, (title, explanation) in KINDS.items():
         if not (found := by_kind[kind]):
             continue
@@ -186,7 +199,36 @@ def findings_page(records: Iterable[CheckResult]) -> str:
         )
         commands = dict.fromkeys(reproducing(record, finding) for record, finding in found)
         lines += ["```bash", *commands, "```", ""]
+    if unread:
+        lines += [unsearched("Suspicions"), "", SUSPECTED, ""]
+        lines += table(
+            ("kind", "flags"), [[KINDS[kind][0], str(unread[kind])] for kind in KINDS if unread[kind]]
+        )
     return FINDINGS + "\n".join(lines or ["No record shows anything.", ""])
+
+
+def _proven(proven: Sequence[tuple[CheckResult, Finding]]) -> list[str]:
+    """A table of what the graders' code shows, and the commands."""
+    if not proven:
+        return []
+    rows = [
+        [named(record), finding.text, f"{proof.file}:{proof.line}", proof.reason]
+        for record, finding in proven
+        if (proof := finding.proof) is not None
+    ]
+    commands = dict.fromkeys(reproducing(record, finding) for record, finding in proven)
+    head = ("environment", "what was seen", "code", "why")
+    return [
+        unsearched("Rewards that the grader's code gets wrong"),
+        "",
+        PROVEN,
+        "",
+        *table(head, rows),
+        "```bash",
+        *commands,
+        "```",
+        "",
+    ]
 
 
 def named(record: CheckResult) -> str:
@@ -367,10 +409,20 @@ class _Aspect(NamedTuple):
 def quality(record: CheckResult) -> Iterator[tuple[str, str]]:
     """A mark and a sentence for every aspect: its findings, or that there are none, or why it is not known."""
     found = list(findings(record))
+    unread = {flag.kind for flag in suspicions(record)}
     for kinds, tick, unknown in _aspects(record):
-        warnings = [finding.text for finding in found if finding.kind in kinds]
+        warnings = [
+            finding.text if finding.proof is None else f"{finding.text} ({finding.proof.reason})"
+            for finding in found
+            if finding.kind in kinds
+        ]
         if warnings:
             yield from ((WARNING, each) for each in warnings)
+        elif suspected := unread.intersection(kinds):
+            yield from (
+                (UNKNOWN, f"{KINDS[kind][0]}: not known; the grader's code was not read.")
+                for kind in sorted(suspected)
+            )
         elif tick:
             yield TICK, tick
         else:
@@ -378,8 +430,8 @@ def quality(record: CheckResult) -> Iterator[tuple[str, str]]:
 
 
 def _aspects(record: CheckResult) -> Iterator[_Aspect]:
-    again, trivial, failures, oracle, data = (
-        record.deterministic, record.trivial, record.failures, record.oracle, record.data,
+    again, probes, failures, oracle, data = (
+        record.deterministic, record.probes, record.failures, record.oracle, record.data,
     )  # fmt: skip
 
     def why(name: str) -> str:
@@ -396,11 +448,11 @@ def _aspects(record: CheckResult) -> Iterator[_Aspect]:
         f"Scoring {again.rollouts} rollouts again gives the same rewards." if again and again.scored else "",
         f"Scoring again: {why('deterministic')}",
     )
-    tried = [name for name in ANSWERS[:-1] if trivial and name in trivial.answers]
+    tried = [name for name in ANSWERS[:-1] if probes and name in probes.answers]
     yield _Aspect(
         ("free reward",),
         f"Answers that solve nothing earn nothing: {', '.join(tried)}." if tried else "",
-        f"Answers that solve nothing: {_missing(trivial) or why('trivial')}",
+        f"Answers that solve nothing: {_missing(probes) or why('probes')}",
     )
     if any(finding.kind == "no reward" for finding in findings(record)):
         yield _Aspect(("no reward",), "", "")
@@ -453,13 +505,14 @@ def _missing(section: Section | None) -> str:
 
 def _figures(record: CheckResult) -> list[str]:
     lines = [f"On {record.machine or 'no machine'}.", ""]
-    if record.trivial and record.trivial.answers:
+    if record.probes and record.probes.answers:
         rows = [
             [name, shown(each.mean), shown(each.highest), f"{each.above_zero} of {each.rows}"]
-            for name, each in record.trivial.answers.items()
+            for name in ANSWERS
+            if (each := record.probes.answers.get(name)) is not None
         ]
         lines += [
-            f"Answers that solve nothing; the recorded mean is {shown(record.trivial.recorded_mean)}:",
+            f"Answers that solve nothing; the recorded mean is {shown(record.probes.recorded_mean)}:",
             "",
         ]
         lines += table(("answer", "mean", "highest", "rows above 0"), rows)
@@ -505,7 +558,7 @@ def _plain_figures(record: CheckResult) -> Iterator[list[str]]:
                     else shown(value)
                 )
                 yield [f"`{name}.{key}`", counted]
-    for name in ("deterministic", "trivial", "failures", "cost", "shape", "policy"):
+    for name in ("deterministic", "probes", "failures", "cost", "shape", "policy"):
         for key, why in (getattr(record, name).missing if getattr(record, name) else {}).items():
             yield [f"`{name}.{key}`", f"- ({why})"]
     yield from ([f"`{key}`", f"- ({why})"] for key, why in record.missing.items())

@@ -9,6 +9,7 @@ lead to the page that says how to use one, not to its benchmark.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +21,8 @@ from pydantic import Field
 import gymgate
 from gymgate.core.config import Config
 from gymgate.quality import CheckResult, Verdict
-from gymgate.quality.record.findings import FindingKind, findings
-from gymgate.quality.record.schema import OracleReason
+from gymgate.quality.record.findings import FindingKind, findings, suspicions
+from gymgate.quality.record.schema import OracleReason, ProbeName
 from gymgate.quality.record.storage import shipped_records
 
 LABS = ("benchmarks.html#", "test-matrix.html#", "agreement.html#")
@@ -29,12 +30,26 @@ LABS = ("benchmarks.html#", "test-matrix.html#", "agreement.html#")
 
 
 class IndexedFinding(Config):
-    """A possible problem."""
+    """A possible problem. Flags of probes are here only if the grader's code was read."""
 
     kind: FindingKind
     text: str
     command: str
     """Command that shows it again."""
+    probe: ProbeName | None = None
+    """The probe that flagged it; `null` if it was measured otherwise."""
+    file: str | None = None
+    """For a probe's flag: the file of the release that shows why, below its packages."""
+    line: int | None = None
+    reason: str | None = None
+    """What the code does there."""
+
+
+class IndexedSuspicions(Config):
+    """The flags of one kind, of all environments."""
+
+    kind: FindingKind
+    flags: int
 
 
 class IndexedOracle(Config):
@@ -115,6 +130,8 @@ class Index(Config):
     """Version that made the index."""
     environments: tuple[IndexedEnvironment, ...]
     """By kind and name."""
+    suspicions: tuple[IndexedSuspicions, ...] = ()
+    """Flags of probes of which the grader's code was not read."""
 
 
 class Badge(Config):
@@ -129,7 +146,15 @@ class Badge(Config):
 
 
 def make_index(records: Iterable[CheckResult]) -> Index:
-    return Index(gymgate=gymgate.__version__, environments=tuple(map(indexed, records)))
+    listed = list(records)
+    return Index(
+        gymgate=gymgate.__version__,
+        environments=tuple(map(indexed, listed)),
+        suspicions=tuple(
+            IndexedSuspicions(kind=kind, flags=flags)
+            for kind, flags in Counter(flag.kind for each in listed for flag in suspicions(each)).items()
+        ),
+    )
 
 
 def indexed(record: CheckResult) -> IndexedEnvironment:
@@ -172,7 +197,15 @@ def indexed(record: CheckResult) -> IndexedEnvironment:
         if policy
         else None,
         findings=tuple(
-            IndexedFinding(kind=each.kind, text=each.text, command=reproducing(record, each))
+            IndexedFinding(
+                kind=each.kind,
+                text=each.text,
+                command=reproducing(record, each),
+                probe=each.probe if each.proof else None,
+                file=each.proof.file if each.proof else None,
+                line=each.proof.line if each.proof else None,
+                reason=each.proof.reason if each.proof else None,
+            )
             for each in findings(record)
         ),
         page=page_of(record).replace(".md", ".html") if record.measured else None,

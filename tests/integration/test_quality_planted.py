@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.quality import CheckResult
-from gymgate.quality.record.findings import findings
+from gymgate.quality.record.findings import problems
 from gymgate.quality.record.storage import load_record, record_path
 from support.checks import PARIS
 from support.faulty import with_recordings
@@ -64,7 +64,7 @@ def check(config: Path, *options: str) -> tuple[str, CheckResult]:
 
 
 def kinds(record: CheckResult) -> list[str]:
-    return [finding.kind for finding in findings(record)]
+    return [finding.kind for finding in problems(record)]
 
 
 def test_an_environment_without_a_fault_pays_every_right_answer(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_an_environment_without_a_fault_pays_every_right_answer(tmp_path: Path) 
     assert (record.oracle.solved, record.oracle.accepted, record.oracle.asked_for) == (3, [BOX], BOX)
     assert record.oracle.others[BOX].full_rows == 0
     assert kinds(record) == []
-    assert (record.cost, record.trivial) == (None, None)
+    assert (record.cost, record.probes) == (None, None)
 
 
 def test_a_wrong_answer_key_is_found(tmp_path: Path) -> None:

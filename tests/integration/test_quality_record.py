@@ -61,7 +61,7 @@ def test_a_sound_environment_meets_every_threshold(tmp_path: Path) -> None:
     assert "scripted: 0.500 ± 0.500 over 2 rollouts of 2 rows" in done.stdout
     assert (record.verdict, record.matched) == ("match", 3)
     assert record.missing == {}
-    again, trivial, cost, shape = record.deterministic, record.trivial, record.cost, record.shape
+    again, trivial, cost, shape = record.deterministic, record.probes, record.cost, record.shape
     assert again
     assert trivial
     assert cost

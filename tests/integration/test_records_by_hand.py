@@ -24,10 +24,10 @@ ENVIRONMENTS = (
 def claims(name: str) -> dict[str, Any]:
     record = shipped_record("resources_servers", name, "0.7.0")
     assert record is not None, name
-    assert record.trivial is not None
+    assert record.probes is not None
     assert record.deterministic is not None
     assert record.shape is not None
-    free = {key: each.mean for key, each in record.trivial.answers.items() if key != "another row's best"}
+    free = {key: each.mean for key, each in record.probes.answers.items() if key != "another row's best"}
     return {
         "again": [record.matched, record.compared],
         "changed": len(record.deterministic.changed),

@@ -16,9 +16,10 @@ from gymgate.cli.compare import command as compare
 from gymgate.core.errors import DataError, EnvironmentServerError
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Thresholds
-from gymgate.quality.record import deterministic, measure, oracle, trivial
+from gymgate.quality.record import deterministic, measure, oracle, probes
 from gymgate.quality.record.context import Unmeasured
 from gymgate.quality.record.findings import unmet_thresholds
+from gymgate.quality.record.schema import ANSWERS
 from gymgate.rollouts import ModelCall, Rollout
 from gymgate.rollouts.result import failed_rollout
 from support.checks import PARIS
@@ -198,7 +199,10 @@ class AnswerContext:
         self._broken, self._paid = broken, paid
         self.recorded: tuple[Any, ...] = ()
         self.results: tuple[Any, ...] = ()
-        self.request, self.judge = SimpleNamespace(models=()), SimpleNamespace(refused=0)
+        self.request = SimpleNamespace(stack=SimpleNamespace(models=()), probes=())
+        self.judge = SimpleNamespace(refused=0)
+        self.oracle: Any = None
+        self.trials: Any = ()
         self.config = SimpleNamespace(path=Path("/no/config"), judges=())
         self.judge_problem = None
 
@@ -254,9 +258,9 @@ async def test_max_constant_reward(rows: int, broken: int, reason: str | None) -
     context: Any = AnswerContext(rows, broken, paid=rows)
     about = {"environment": "e", "kind": "config", "nemo_gym": "0.7.0", "gymgate": "0", "date": "d"}
     try:
-        record = CheckResult(**about, verdict="match", trivial=await trivial.measure(context))
+        record = CheckResult(**about, verdict="match", probes=await probes.measure(context))
     except Unmeasured as error:
-        record = CheckResult(**about, verdict="match", missing={"trivial": str(error)})
+        record = CheckResult(**about, verdict="match", missing={"probes": str(error)})
     lines = list(unmet_thresholds(record, Thresholds(max_constant_reward=0.0)))
     assert len(lines) == (0 if reason is None else 1), lines
     assert all((reason or "") in line for line in lines)
@@ -269,5 +273,5 @@ async def test_a_recorded_row_without_its_answer_is_no_part_of_it() -> None:
     context.recorded = (SimpleNamespace(row=context.rows.pop(0), recording=lacking),)
     context.results = (SimpleNamespace(verdict="incomplete"),)
     context.replay_of = lambda recorded: SimpleNamespace(row=recorded.row)
-    measured = await trivial.measure(context)
-    assert {(each.rows, each.failed) for each in measured.answers.values()} == {(9, 0)}
+    measured = await probes.measure(context)
+    assert {(measured.answers[name].rows, measured.answers[name].failed) for name in ANSWERS[:3]} == {(9, 0)}

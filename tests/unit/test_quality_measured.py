@@ -12,7 +12,7 @@ import pytest
 
 from gymgate.quality.model import Thresholds
 from gymgate.quality.record import deterministic, failure_cases, measure, oracle
-from gymgate.quality.record.findings import findings, unmet_thresholds
+from gymgate.quality.record.findings import problems, unmet_thresholds
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
 from support.scripted_stack import ScriptedStack, check_on
@@ -89,6 +89,6 @@ async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
     assert (check.oracle.field, check.oracle.accepted) == ("expected_answer", [paid])
     assert check.oracle.others[paid].full_rows == 0
     assert check.oracle.unsolved == check.oracle.suspect == (("row 2",) if towns is WRONG_KEY else ())
-    assert [each.kind for each in findings(check) if each.kind != "reward differs"] == kinds
+    assert [each.kind for each in problems(check) if each.kind != "reward differs"] == kinds
     assert check.data is not None
     assert (check.data.files, check.data.duplicates) == ({"example": 3}, 0)

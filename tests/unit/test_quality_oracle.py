@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Thresholds
-from gymgate.quality.record.findings import findings, unmet_thresholds
+from gymgate.quality.record.findings import problems, unmet_thresholds
 from gymgate.quality.record.oracle import (
     Phrasing,
     asked_for,
@@ -21,14 +20,10 @@ from gymgate.quality.record.oracle import (
     policy_of,
 )
 from gymgate.quality.record.schema import Oracle
-from gymgate.rollouts import ModelCall, Rollout
 from gymgate.rollouts.answers import answer_of, calls_in, oracle_rollout
+from support.graders import Scored, row, texts
 
 CALL = {"name": "send", "arguments": {"to": "me"}}
-
-
-def row(prompt: str = "?", **fields: Any) -> dict[str, Any]:
-    return {"responses_create_params": {"input": [{"role": "user", "content": prompt}]}, **fields}
 
 
 @pytest.mark.parametrize(
@@ -78,11 +73,6 @@ def test_what_the_prompt_asks_for(prompt: str, name: str | None) -> None:
     assert (asked[0].name if asked else None) == name
 
 
-async def texts(policy: Any, count: int) -> list[Any]:
-    outputs = [(await policy({}))["output"] for _ in range(count)]
-    return [[each.get("name") or each["content"][0]["text"] for each in output] for output in outputs]
-
-
 async def test_a_policy_says_the_answer_or_plays_the_calls() -> None:
     said = policy_of(Phrasing("<a>", "answer", "</a>"), forms_of(row(answer="x")))
     assert await texts(said, 2) == [["<a>x</a>"]] * 2
@@ -106,35 +96,6 @@ def test_a_row_that_lists_its_calls_is_a_recording_of_them() -> None:
 def test_a_call_may_have_an_integer_of_any_length() -> None:
     (call,) = calls_in({"name": "send", "arguments": {"id": 2**70}})
     assert call["arguments"] == f'{{"id":{2**70}}}'
-
-
-class Scored:
-    """A context that pays what a function says of the row and the policy's first answer."""
-
-    def __init__(
-        self,
-        rows: list[dict[str, Any]],
-        pay: Any,
-        *,
-        judges: bool = False,
-        recorded: tuple[float, ...] = (),
-        config: Path = Path("/no/config"),
-    ) -> None:
-        self.rows, self._pay, self._judges = rows, pay, judges
-        self.recorded = tuple(SimpleNamespace(recording=SimpleNamespace(reward=each)) for each in recorded)
-        self.request, self.judge = (
-            SimpleNamespace(stack=SimpleNamespace(models=())),
-            SimpleNamespace(refused=0),
-        )
-        self.config = SimpleNamespace(path=config, judges=("j",) if judges else ())
-
-    async def run_without_judge(self, replay: Any, policy: Any, **limits: Any) -> Rollout:
-        ((text,),) = await texts(policy, 1)
-        calls = [ModelCall(index=0, dialect="responses")]
-        if self._judges:
-            calls.append(ModelCall(index=1, model_server="j", dialect="responses"))
-        reward = float(self._pay(replay.row, text))
-        return Rollout(id="r", environment="e", agent="a", status="completed", reward=reward, calls=calls)
 
 
 FRANCE = row(r"Capital of France? Use \boxed{}.", answer="Paris")
@@ -170,7 +131,7 @@ async def test_a_sound_environment_pays_what_its_prompt_asks_for_and_nothing_els
     assert oracle.others[r"\boxed{answer}"].full_rows == 0
     assert r"\boxed{answer}" in str(oracle)
     assert "2 of 2 rows" in str(oracle)
-    assert list(findings(record(oracle))) == []
+    assert list(problems(record(oracle))) == []
     assert list(unmet_thresholds(record(oracle), Thresholds(min_oracle_reward=1.0))) == []
 
 
@@ -186,13 +147,13 @@ async def test_a_wrong_key_leaves_its_row_unsolved() -> None:
     assert line.startswith("--min-oracle-reward 1: ")
     assert line.endswith("row 1")
     nothing = await measured([wrong], pay)
-    [line] = map(str, findings(record(nothing)))
+    [line] = map(str, problems(record(nothing)))
     assert "('answer')" in line
 
 
 async def test_a_trap_in_the_phrasing_is_a_finding() -> None:
     oracle = await measured([FRANCE, ITALY], lambda row, text: text == row["answer"])
-    [line] = map(str, findings(record(oracle)))
+    [line] = map(str, problems(record(oracle)))
     assert r"(\boxed{answer})" in line
     assert "another" not in line
 
@@ -200,7 +161,7 @@ async def test_a_trap_in_the_phrasing_is_a_finding() -> None:
 async def test_another_rows_answer_that_is_paid_is_a_finding() -> None:
     oracle = await measured([FRANCE, ITALY], lambda row, text: text.startswith(r"\boxed{"))
     assert oracle.others[r"\boxed{answer}"].full_rows == 2
-    [line] = map(str, findings(record(oracle)))
+    [line] = map(str, problems(record(oracle)))
     assert "another" in line
     assert r"(\boxed{answer})" in line
 
@@ -219,7 +180,7 @@ async def test_why_right_answers_were_not_tried(
 ) -> None:
     oracle = await measured([row(**fields)], lambda row, text: False, **settings)
     assert reason in str(oracle.reason)
-    assert list(findings(record(oracle))) == []
+    assert list(problems(record(oracle))) == []
     assert list(unmet_thresholds(record(oracle), Thresholds(min_oracle_reward=1.0))) == [
         f"--min-oracle-reward: not measured: {oracle.reason}"
     ]
@@ -267,7 +228,7 @@ async def test_another_rows_equal_answer_is_no_wrong_one(answers: tuple[Any, Any
     rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in answers]
     oracle = await measured(rows, lambda row, text: text.startswith(r"\boxed{"))
     assert oracle.others == {}
-    assert list(findings(record(oracle))) == []
+    assert list(problems(record(oracle))) == []
 
 
 async def test_answers_that_the_environment_holds_for_equal_in_both_rows_are_equal() -> None:
@@ -290,7 +251,7 @@ async def test_an_alternative_of_a_list_is_a_right_answer() -> None:
     )
     assert (oracle.solved, oracle.accepted, oracle.others) == (2, [r"\boxed{item}"], oracle.others)
     assert oracle.others[r"\boxed{item}"].full_rows == 0
-    assert list(findings(record(oracle))) == []
+    assert list(problems(record(oracle))) == []
 
 
 async def test_rewards_by_chance_solve_nothing() -> None:
@@ -298,7 +259,7 @@ async def test_rewards_by_chance_solve_nothing() -> None:
     rows = [row(r"Which? Use \boxed{}.", answer=f"town {n}") for n in range(10)]
     oracle = await measured(rows, lambda row, text: coin.random() < 0.5)
     assert (oracle.reason, oracle.solved) == ("rewards change", 0)
-    assert list(findings(record(oracle))) == []
+    assert list(problems(record(oracle))) == []
     flaky = rows[0]["answer"]
     oracle = await measured(
         rows, lambda row, text: strict(row, text) and (row["answer"] != flaky or coin.random() < 0.5)
@@ -311,7 +272,7 @@ async def test_what_the_prompts_ask_for_is_the_form_that_is_paid() -> None:
     asking = row("Which? Say 'Answer: X'.", answer="B", options=[{"A": "one"}, {"B": "two"}])
     oracle = await measured([asking, asking], lambda row, text: text == "Answer: two")
     assert (oracle.asked_for, oracle.solved) == ("Answer: option", 2)
-    assert list(findings(record(oracle))) == []
+    assert list(problems(record(oracle))) == []
 
 
 async def test_what_one_prompt_asks_for_and_is_paid_is_tried_in_the_other_rows_too() -> None:
@@ -329,12 +290,12 @@ async def test_a_wrong_answer_is_suspect_where_most_rows_that_ask_for_the_same_a
     wrong = row(r"Capital of Spain? Use \boxed{}.", answer="Lisbon", really="Madrid")
     oracle = await measured([FRANCE, ITALY, wrong], pay)
     assert oracle.suspect == ("row 2",)
-    assert [*map(str, findings(record(oracle)))] == [
+    assert [*map(str, problems(record(oracle)))] == [
         "the answer of row 2 ('answer') earns no full reward in any phrasing, those of 2 other rows do"
     ]
     other = row("Write a program for Spain.", answer="Lisbon", really="Madrid")
     oracle = await measured([FRANCE, ITALY, other], pay)
     assert (oracle.unsolved, oracle.suspect) == (("row 2",), ()), "it may ask for another kind of answer"
-    assert list(findings(record(oracle))) == []
+    assert list(problems(record(oracle))) == []
     oracle = await measured([FRANCE, wrong], pay)
     assert (oracle.unsolved, oracle.suspect) == (("row 1",), ()), "one of two tells nothing"

@@ -18,7 +18,7 @@ from gymgate.core.errors import DataError
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.quality import CheckRequest, CheckResult
 from gymgate.quality.model import Thresholds
-from gymgate.quality.record import deterministic, failure_cases, model_rewards, storage, trivial
+from gymgate.quality.record import deterministic, failure_cases, model_rewards, storage
 from gymgate.quality.record.context import (
     OWN_JUDGE,
     MeasurementContext,
@@ -26,8 +26,9 @@ from gymgate.quality.record.context import (
     Unmeasured,
     constant_policy,
 )
-from gymgate.quality.record.findings import findings, unmet_thresholds
+from gymgate.quality.record.findings import problems, unmet_thresholds
 from gymgate.quality.record.schema import NO_REWARD
+from gymgate.quality.record.scoring import Scorer
 from gymgate.quality.record.shape import distribution
 from gymgate.rollouts import ModelCall, Rollout
 
@@ -62,13 +63,13 @@ def cases(**outcomes: str) -> dict[str, Any]:
 
 SOUND = record(
     deterministic={"rollouts": 2, "scored": 6, "failed": 0},
-    trivial=answers(empty=0.0, other=0.4),
+    probes=answers(empty=0.0, other=0.4),
     failures=cases(judge_down="error", tool_timeout="masked", cut_off="truncated", long_answer="number"),
 )
 
 
 def test_a_sound_record_has_no_findings_and_meets_every_threshold() -> None:
-    assert list(findings(SOUND)) == []
+    assert list(problems(SOUND)) == []
     assert list(unmet_thresholds(SOUND, EVERYTHING)) == []
 
 
@@ -85,8 +86,8 @@ def test_a_sound_record_has_no_findings_and_meets_every_threshold() -> None:
             "--deterministic: ",
             "a:1: 0, 1",
         ),
-        ({"trivial": answers(empty=0.06)}, "--max-constant-reward 0.05: ", " 0.06"),
-        ({"trivial": answers(other=0.5)}, "--max-constant-reward 0.05: ", " 0.5"),
+        ({"probes": answers(empty=0.06)}, "--max-constant-reward 0.05: ", " 0.06"),
+        ({"probes": answers(other=0.5)}, "--max-constant-reward 0.05: ", " 0.5"),
         ({"failures": cases(judge_down="number")}, "--honest: ", "(0)"),
         ({"failures": cases(long_answer="error")}, "--honest: ", "no reward"),
     ],
@@ -98,7 +99,7 @@ def test_each_fault_is_a_finding_and_misses_a_threshold(
     (found,) = unmet_thresholds(wrong, EVERYTHING)
     assert found.startswith(threshold)
     assert value in found
-    assert len(list(findings(wrong))) == 1
+    assert len(list(problems(wrong))) == 1
 
 
 def test_what_was_not_measured_meets_no_threshold() -> None:
@@ -112,7 +113,7 @@ def test_what_was_not_measured_meets_no_threshold() -> None:
     assert list(unmet_thresholds(nothing, Thresholds())) == []
     partly = record(
         deterministic={"rollouts": 2, "scored": 5, "failed": 1},
-        trivial={"missing": {"the prompt": "no judge", "another row's best": "no other row"}},
+        probes={"missing": {"the prompt": "no judge", "another row's best": "no other row"}},
         failures={"missing": {"long_answer": "no rows"}},
     )
     unscored, constant, honest = unmet_thresholds(partly, EVERYTHING)
@@ -125,8 +126,8 @@ def test_what_was_not_measured_meets_no_threshold() -> None:
 
 def test_a_reward_in_a_single_row_is_a_finding_beside_negative_ones() -> None:
     given = {"rows": 4, "failed": 0, "mean": -0.5, "highest": 1, "above_zero": 1}
-    found = record(trivial={"recorded_mean": 0.5, "answers": {"empty": given}})
-    [finding] = map(str, findings(found))
+    found = record(probes={"recorded_mean": 0.5, "answers": {"empty": given}})
+    [finding] = map(str, problems(found))
     assert [value for value in (" -0.5 ", "1 of 4 rows", " 0.5") if value not in finding] == []
     assert [*unmet_thresholds(found, EVERYTHING)][1:] == ["--honest: not measured: "]
 
@@ -227,8 +228,8 @@ async def test_a_models_rollouts_that_are_scored_together_are_not_measured_one_b
 
 def test_an_answer_without_any_reward_is_a_finding_and_its_length_is_not_blamed() -> None:
     trivial = {"missing": {"empty": NO_REWARD, "fixed sentence": NO_REWARD}}
-    wrong = record(trivial=trivial, failures=cases(long_answer="error"))
-    [finding] = map(str, findings(wrong))
+    wrong = record(probes=trivial, failures=cases(long_answer="error"))
+    [finding] = map(str, problems(wrong))
     assert "'I do not know.'" in finding
     assert [*unmet_thresholds(wrong, Thresholds(honest=True))] == []
     (line,) = unmet_thresholds(wrong, Thresholds(max_constant_reward=0.0))
@@ -238,7 +239,7 @@ def test_an_answer_without_any_reward_is_a_finding_and_its_length_is_not_blamed(
 
 def test_scorings_that_never_give_a_reward_say_nothing_about_noise() -> None:
     masked = record(deterministic={"rollouts": 4, "scored": 0, "failed": 8})
-    assert [*findings(masked)] == []
+    assert [*problems(masked)] == []
     (line,) = unmet_thresholds(masked, Thresholds(deterministic=True))
     assert line.startswith("--deterministic: not measured: ")
 
@@ -248,6 +249,10 @@ class Answered:
 
     def __init__(self, rollout: Rollout) -> None:
         self.judge_problem = None
+        self.request, self.judge = (
+            SimpleNamespace(stack=SimpleNamespace(models=())),
+            SimpleNamespace(refused=0),
+        )
         self.replays = [SimpleNamespace(name="a")]
         self.has_recorded_judge = False
         self._rollout = rollout
@@ -268,7 +273,9 @@ async def test_a_rollout_that_the_limit_of_calls_ended_is_not_blamed_on_the_answ
     context: Any = Answered(LIMITED)
     with pytest.raises(Unmeasured, match=r"\b3\b"):
         await failure_cases._long_answer(context)
-    assert " 20 " in str(await trivial._rewards(context, [(context.replays[0], constant_policy(""))]))
+    scorer = Scorer(context)
+    assert await scorer.score(context.replays[0], constant_policy("")) is None
+    assert " 20 " in scorer.problem
     with pytest.raises(Unmeasured, match="no rollout"):
         await deterministic.measure(context)
 

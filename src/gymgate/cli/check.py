@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,6 +52,7 @@ from gymgate.quality.model import (
     SectionName,
     Thresholds,
 )
+from gymgate.quality.record.schema import OF_ORACLE, WITHOUT_ANSWER, ProbeName
 from gymgate.runs.policies import ask_judges, asked_endpoint
 
 _SHOWN_ROWS = 5
@@ -131,6 +133,14 @@ _SHOWN_ROWS = 5
     help="Measure only this section of the record. Repeatable. With --record, the rest of the record in DIR, else of the one "
     "that ships with gymgate, stays. [all; policy with -b]",
 )
+@field_option(
+    "Measurements",
+    CheckRequest,
+    "probes",
+    "--probe",
+    "probes",
+    type=click.Choice(get_args(ProbeName)),
+)
 @field_option("Rows", CheckRequest, "rows", "-n", "--rows")
 @repeats_option
 @field_option("Thresholds", Thresholds, "max_constant_reward", metavar="REWARD")
@@ -138,6 +148,7 @@ _SHOWN_ROWS = 5
 @field_option("Thresholds", Thresholds, "reproducible")
 @field_option("Thresholds", Thresholds, "honest")
 @field_option("Thresholds", Thresholds, "min_oracle_reward", metavar="REWARD")
+@field_option("Thresholds", Thresholds, "sound")
 @field_option("Thresholds", Thresholds, "clean_rows")
 @add_options(ENDPOINT_OPTIONS)
 @json_option
@@ -200,6 +211,10 @@ def _refuse_misfits(context: click.Context) -> None:
         (values["rows"] and not has_model, "-n is for the rows of a model; give its endpoint with -b"),
         (values["repeats"] > 1 and not has_model, "-r is for the rows of a model; give its endpoint with -b"),
         (rows_only and has_model, "--rows-only runs no row; leave -b out"),
+        (
+            values["probes"] and (sections or values["records"] or has_model or rows_only),
+            "--probe shows single probes; leave --section, --record, --rows-only and -b out",
+        ),
         (rows_only and sections, "--rows-only measures one section; leave --section out"),
         (
             sections and ("policy" in sections) != has_model,
@@ -233,13 +248,16 @@ def _requests(context: click.Context, logs: Path | None) -> list[CheckRequest]:
         stack["models"] = asyncio.run(
             ask_judges(stack.get("models", {}), values["wait_for_policy"] or 0, log)
         )
-    is_measured = bool(values["records"] or policy or values["sections"] or given[Thresholds])
+    is_measured = bool(
+        values["records"] or policy or values["sections"] or values["probes"] or given[Thresholds]
+    )
     settings = {
         **given[CheckRequest],
         "repeats": values["repeats"],
         "limits": given[RolloutLimits],
         "policy": policy,
         "measure": is_measured,
+        **_settings_of_probes({*values["probes"]}),
     }
     requests = []
     for config in _environments(context, stack["environments"]):
@@ -248,6 +266,14 @@ def _requests(context: click.Context, logs: Path | None) -> list[CheckRequest]:
             own["state_dir"] = str((logs / Path(config.name).stem).absolute())
         requests.append(CheckRequest.model_validate({**settings, "stack": own}))
     return requests
+
+
+def _settings_of_probes(probes: AbstractSet[ProbeName]) -> dict[str, Any]:
+    """Return the sections that single probes need: one flag is shown again in less than a minute."""
+    if not probes:
+        return {}
+    needs = {"oracle": not probes <= WITHOUT_ANSWER, "probes": not probes <= OF_ORACLE}
+    return {"sections": tuple(name for name, is_needed in needs.items() if is_needed), "replay": False}
 
 
 def _environments(
@@ -307,8 +333,13 @@ def _check(
     if WITHOUT_RECORDINGS.issuperset(sections):
         todo = [each.model_copy(update={"replay": each.name not in known}) for each in todo]
 
+    probes = requests[0].probes
+
     def show(result: CheckResult) -> None:
-        _print(result)
+        if probes and result.measured:
+            _print_probes(result, probes)
+        else:
+            _print(result)
         for name in filter(result.missing.get, sections):
             echo(f"  not measured: {name} ({result.missing[name]})")
 
@@ -369,8 +400,25 @@ def _read_rows(
     return results
 
 
+def _print_probes(result: CheckResult, probes: Sequence[ProbeName]) -> None:
+    """Print what single probes show, with every answer of a flagged row."""
+    from gymgate.quality.record.findings import problems
+
+    echo(f"{result.environment}: {', '.join(probes)} [{result.seconds:g} s]")
+    flags = [*problems(result)]
+    for name in probes:
+        if not (of_probe := [flag for flag in flags if flag.probe == name]):
+            missing = result.probes.missing.get(name) if result.probes else None
+            echo(f"  {name}: {f'not measured ({missing})' if missing else 'no flag'}")
+        for flag in of_probe:
+            echo(f"  {flag.label}: {flag}")
+        rewards = result.probes.answers.get(name) if result.probes else None
+        for row in rewards.flagged if rewards else ():
+            echo(f"    {row.row}: {row.answer!r} earns {row.reward:g}")
+
+
 def _print(result: CheckResult) -> None:
-    from gymgate.quality.record.findings import findings
+    from gymgate.quality.record.findings import problems
 
     rewards = f" {result.matched}/{result.compared}" if result.compared else ""
     detail = f" ({result.detail})" if result.detail else ""
@@ -388,8 +436,8 @@ def _print(result: CheckResult) -> None:
         echo(f"  {result.evidence}")
     for broken in result.broken:
         log(f"{result.environment}: skipped {broken}")
-    for finding in findings(result) if result.measured else ():
-        echo(f"  {finding}")
+    for problem in problems(result) if result.measured else ():
+        echo(f"  {problem.label}: {problem}" if problem.probe else f"  {problem}")
     if result.policy is not None:
         echo(f"  {result.policy}")
 

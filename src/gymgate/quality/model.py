@@ -25,8 +25,9 @@ from gymgate.quality.record.schema import (
     Failures,
     Oracle,
     PolicyRewards,
+    ProbeName,
+    Probes,
     Shape,
-    Trivial,
 )
 from gymgate.rollouts import RolloutStatus
 from gymgate.runs.spec import RolloutSpec
@@ -47,9 +48,9 @@ JudgedBy = Literal["recorded", "endpoint", "stand-in"]
 shows that a reward comes back."""
 
 
-SectionName = Literal["shape", "deterministic", "cost", "trivial", "oracle", "policy", "failures"]
+SectionName = Literal["shape", "deterministic", "cost", "oracle", "probes", "policy", "failures"]
 """A section of a record that needs a running environment."""
-WITHOUT_RECORDINGS: frozenset[SectionName] = frozenset({"shape", "oracle", "policy"})
+WITHOUT_RECORDINGS: frozenset[SectionName] = frozenset({"shape", "oracle", "probes", "policy"})
 """Those that need no replayed recording."""
 
 
@@ -66,6 +67,8 @@ class Thresholds(Config):
     """No reward where the judge, a tool or the policy failed."""
     min_oracle_reward: float | None = None
     """Mean reward of the right answer, as the rows hold it, in its best phrasing."""
+    sound: bool = False
+    """No probe flags a row."""
     clean_rows: bool = False
     """No row equals another, no prompt says its answer, no row is in two splits."""
 
@@ -93,6 +96,8 @@ class CheckRequest(RolloutSpec):
     """Rollouts of each of them."""
     sections: Annotated[tuple[SectionName, ...], AfterValidator(lambda names: tuple(sorted({*names})))] = ()
     """Sections of the record to measure; empty: all."""
+    probes: Annotated[tuple[ProbeName, ...], AfterValidator(lambda names: tuple(sorted({*names})))] = ()
+    """Run only this probe, and show the rows that it flags and what was said. Repeatable. [all]"""
     replay: bool = True
     """Whether to replay the recordings; without it there is no verdict."""
 
@@ -290,7 +295,7 @@ class CheckResult(Config):
     machine: str = ""
     """Cores, memory and load of the machine while it was measured; empty if it was not."""
     deterministic: Deterministic | None = None
-    trivial: Trivial | None = None
+    probes: Probes | None = None
     failures: Failures | None = None
     cost: Cost | None = None
     shape: Shape | None = None

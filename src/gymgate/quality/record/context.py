@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymgate.core.config import CallableEndpoint
 from gymgate.gateway.backends.base import PolicyCallable
@@ -19,12 +19,16 @@ from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.gym.catalog import EnvConfig, Environment
 from gymgate.quality.model import CheckRequest, RowResult
 from gymgate.quality.probe import IGNORANT, cohort_size
+from gymgate.quality.record.schema import Oracle
 from gymgate.quality.recorded_models import RecordedJudge
 from gymgate.quality.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.quality.replay import Replayer
 from gymgate.rollouts import Rollout, outcome_of
 from gymgate.stack import Stack
 from gymgate.stack.workers import workers_of
+
+if TYPE_CHECKING:
+    from gymgate.quality.record.oracle import RowTrial
 
 MAX_REPLAYS = 20
 """Rollouts that are run again and again, at most."""
@@ -72,6 +76,10 @@ class MeasurementContext:
     """Whether the policy's own model was asked as the judge of the last rollout."""
     judged_itself: bool = False
     """Whether that was a made-up policy."""
+    oracle: Oracle | None = None
+    """What right answers earn, once that was measured."""
+    trials: Sequence[RowTrial] = ()
+    """The rows whose right answers were tried."""
     _names: Any = field(default_factory=itertools.count)
 
     @cached_property

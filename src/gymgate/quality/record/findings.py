@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Literal, NamedTuple
 
+from gymgate.core.config import Config
+from gymgate.quality.known import known
 from gymgate.quality.model import CheckResult, Thresholds
-from gymgate.quality.probe import IGNORANT
-from gymgate.quality.record.schema import ANSWERS, CASES, NO_REWARD, Case, Trivial
+from gymgate.quality.record.schema import ANSWERS, CASES, NO_REWARD, PROBE_TEXTS, Case, ProbeName, Probes
 
 CASE_TEXTS: dict[Case, str] = {
     "judge_down": "its judge does not answer",
     "tool_timeout": "a tool call is not answered",
     "cut_off": "the policy's answer is cut off",
     "long_answer": "the answer has a quarter of a million characters",
-}
-
-_ANSWER_TEXTS = {
-    "empty": "an empty answer",
-    "fixed sentence": f"the answer {IGNORANT!r}",
-    "the prompt": "the prompt as the answer",
-    "another row's best": "the best answer of another row",
 }
 
 _SHOWN = 5
@@ -33,12 +28,43 @@ FindingKind = Literal[
 ]  # fmt: skip
 
 
+SUSPICIONS: frozenset[FindingKind] = frozenset({
+    "free reward", "right answer rejected", "wrong answer accepted", "answer suspect",
+})  # fmt: skip
+"""Kinds that probes flag. Only the grader's code tells whether such a reward is wrong."""
+
+
+class Proof(Config):
+    """What was read in the grader's code that makes a flag a finding."""
+
+    environment: str
+    """`KIND/NAME`."""
+    nemo_gym: str
+    """Release."""
+    probe: ProbeName
+    file: str
+    """Path below the packages of the release."""
+    line: int
+    reason: str
+    """What the code does there."""
+
+
+@cache
+def proofs() -> tuple[Proof, ...]:
+    """Return the proofs that ship with gymgate."""
+    return tuple(Proof.model_validate(each) for each in known().get("proofs", ()))
+
+
 class Finding(NamedTuple):
-    """A possible problem."""
+    """A possible problem: something that was measured, or a probe's flag."""
 
     kind: FindingKind
     text: str
     """One sentence."""
+    probe: ProbeName | None = None
+    """The probe that flagged it."""
+    proof: Proof | None = None
+    """For a flag: what the grader's code says; `None` if it was not read."""
 
     def __str__(self) -> str:
         return self.text
@@ -48,9 +74,40 @@ class Finding(NamedTuple):
         """Whether the rows alone show it."""
         return self.kind in ("duplicates", "answer in prompt", "row in two splits")
 
+    @property
+    def label(self) -> str:
+        """What it is, in a few words: `suspicion (negated)`, or where the grader's code shows it."""
+        if self.proof is not None:
+            return f"finding ({self.probe}; {self.proof.file}:{self.proof.line}: {self.proof.reason})"
+        return f"suspicion ({self.probe})" if self.is_suspicion else self.kind
+
+    @property
+    def is_suspicion(self) -> bool:
+        """Whether it is a flag, and the grader's code was not read."""
+        return self.kind in SUSPICIONS and self.proof is None
+
 
 def findings(record: CheckResult) -> Iterator[Finding]:
+    """Yield what was measured, and the flags of which the grader's code was read."""
+    return (finding for finding in problems(record) if not finding.is_suspicion)
+
+
+def suspicions(record: CheckResult) -> Iterator[Finding]:
+    """Yield the flags of which the grader's code was not read."""
+    return (finding for finding in problems(record) if finding.is_suspicion)
+
+
+def problems(record: CheckResult) -> Iterator[Finding]:
     """Yield every possible problem."""
+    name = f"{record.kind}/{record.environment}"
+    its = {
+        each.probe: each for each in proofs() if (each.environment, each.nemo_gym) == (name, record.nemo_gym)
+    }
+    for finding in _flags_and_facts(record):
+        yield finding if finding.probe is None else finding._replace(proof=its.get(finding.probe))
+
+
+def _flags_and_facts(record: CheckResult) -> Iterator[Finding]:
     if record.verdict == "differs":
         again = f"{record.matched} of {record.compared}"
         yield Finding("reward differs", f"{again} recorded rewards are reproduced: {record.detail}")
@@ -59,6 +116,7 @@ def findings(record: CheckResult) -> Iterator[Finding]:
     yield from missing_rewards(record)
     yield from scored_failures(record)
     yield from oracle_findings(record)
+    yield from flagged_probes(record)
     yield from row_findings(record)
 
 
@@ -82,10 +140,12 @@ def free_rewards(record: CheckResult, limit: float | None = None) -> Iterator[Fi
     Another row's best answer counts if it earns more than half the recorded mean: less may be chance, such as a letter
     out of four.
     """
-    if record.trivial is None:
+    if record.probes is None:
         return
-    recorded = record.trivial.recorded_mean
-    for name, rewards in record.trivial.answers.items():
+    recorded = record.probes.recorded_mean
+    for name, rewards in record.probes.answers.items():
+        if name not in ANSWERS:
+            continue
         if name == ANSWERS[-1]:
             is_noticed = rewards.mean > max(limit or 0.0, (recorded or 0.0) / 2)
         else:
@@ -94,16 +154,17 @@ def free_rewards(record: CheckResult, limit: float | None = None) -> Iterator[Fi
             beside = "" if recorded is None else f"; the recorded mean is {recorded:.3g}"
             yield Finding(
                 "free reward",
-                f"{_ANSWER_TEXTS[name]} earns {rewards.mean:.3g} on average, above 0 in {rewards.above_zero} of "
+                f"{PROBE_TEXTS[name][0]} earns {rewards.mean:.3g} on average, above 0 in {rewards.above_zero} of "
                 f"{rewards.rows} rows{beside}",
+                name,
             )
 
 
-def _unmeasured_answers(trivial: Trivial) -> str:
+def _unmeasured_answers(probes: Probes) -> str:
     """Return the answers of which rows gave no reward, and why; empty if there are none."""
     reasons: dict[str, list[str]] = {}
     for name in ANSWERS:
-        rewards, reason = trivial.answers.get(name), trivial.missing.get(name)
+        rewards, reason = probes.answers.get(name), probes.missing.get(name)
         if rewards is not None and rewards.failed:
             reason = f"no reward in {rewards.failed} of {rewards.rows + rewards.failed} rows"
         elif name == ANSWERS[-1]:  # it needs two recorded rows, which not every environment has
@@ -116,12 +177,12 @@ def _unmeasured_answers(trivial: Trivial) -> str:
 def missing_rewards(record: CheckResult) -> Iterator[Finding]:
     """Answers that solve nothing and get no reward at all, where a reward of 0 would be right."""
     if names := [name for name in ANSWERS[:-1] if _is_unrewarded(record, name)]:
-        text = f"no reward, not even 0, for {' and '.join(_ANSWER_TEXTS[name] for name in names)}"
+        text = f"no reward, not even 0, for {' and '.join(PROBE_TEXTS[name][0] for name in names)}"
         yield Finding("no reward", text)
 
 
 def _is_unrewarded(record: CheckResult, answer: str) -> bool:
-    return record.trivial is not None and record.trivial.missing.get(answer) == NO_REWARD
+    return record.probes is not None and record.probes.missing.get(answer) == NO_REWARD
 
 
 def scored_failures(record: CheckResult) -> Iterator[Finding]:
@@ -150,13 +211,14 @@ def oracle_findings(record: CheckResult) -> Iterator[Finding]:
         return
     if not oracle.solved:
         text = f"no tried phrasing of the right answer ({oracle.field!r}) earns the full reward, in {oracle.rows} rows"
-        yield Finding("right answer rejected", text)
+        yield Finding("right answer rejected", text, "right answer")
         return
     if oracle.suspect:
         yield Finding(
             "answer suspect",
             f"the answer of {', '.join(oracle.suspect)} ({oracle.field!r}) earns no full reward in any phrasing, those of "
             f"{oracle.solved} other rows do",
+            "right answer",
         )
     asked = oracle.phrasings.get(oracle.asked_for)
     if asked is not None and not asked.full_rows:
@@ -164,11 +226,35 @@ def oracle_findings(record: CheckResult) -> Iterator[Finding]:
             "right answer rejected",
             f"the right answer as the prompt asks for it ({oracle.asked_for}) earns no full reward, in {asked.rows} rows; as "
             f"{oracle.accepted[0]} it does",
+            "right answer",
         )
     for name, rewards in oracle.others.items():
         if rewards.full_rows:
             text = f"another row's answer ({name}) earns the full reward in {rewards.full_rows} of {rewards.rows} rows"
-            yield Finding("wrong answer accepted", text)
+            yield Finding("wrong answer accepted", text, "another row's answer")
+
+
+def flagged_probes(record: CheckResult) -> Iterator[Finding]:
+    """Yield the probes of which rows did not pay what an honest grader pays."""
+    for name, rewards in record.probes.answers.items() if record.probes else ():
+        if not rewards.flagged:
+            continue
+        text, pays = PROBE_TEXTS[name]
+        count = f"in {len(rewards.flagged)} of {rewards.rows} rows"
+        first = rewards.flagged[0]
+        example = f"{first.row}: {first.answer!r} earns {first.reward:g}"
+        if pays == "nothing":
+            yield Finding(
+                "wrong answer accepted",
+                f"{text} earns the full reward {count}; {example}",
+                name,
+            )
+        else:
+            yield Finding(
+                "right answer rejected",
+                f"{text} earns less than the right answer {count}; {example}",
+                name,
+            )
 
 
 def row_findings(record: CheckResult) -> Iterator[Finding]:
@@ -201,9 +287,9 @@ def unmet_thresholds(record: CheckResult, thresholds: Thresholds) -> Iterator[st
             yield "--deterministic: not measured: no scoring gives a reward"
         yield from (f"--deterministic: {finding}" for finding in changed_rewards(record))
     if (limit := thresholds.max_constant_reward) is not None:
-        if record.trivial is None:
-            yield f"--max-constant-reward: not measured: {why('trivial', everything)}"
-        elif lacking := _unmeasured_answers(record.trivial):
+        if record.probes is None:
+            yield f"--max-constant-reward: not measured: {why('probes', everything)}"
+        elif lacking := _unmeasured_answers(record.probes):
             yield f"--max-constant-reward: not measured: {lacking}"
         yield from (f"--max-constant-reward {limit:g}: {finding}" for finding in free_rewards(record, limit))
     if thresholds.honest:
@@ -222,6 +308,13 @@ def unmet_thresholds(record: CheckResult, thresholds: Thresholds) -> Iterator[st
         elif record.oracle.reward < low:
             rows = ", ".join(record.oracle.unsolved)
             yield f"--min-oracle-reward {low:g}: the right answer earns {record.oracle.reward:.3g} on average; not full: {rows}"
+    if thresholds.sound:
+        for name in ("oracle", "probes"):
+            if getattr(record, name) is None:
+                yield f"--sound: not measured: {why(name, everything)}"
+        if record.oracle is not None and record.oracle.reason is not None:
+            yield f"--sound: not measured: {record.oracle.reason}"
+        yield from (f"--sound: {each}" for each in (*oracle_findings(record), *flagged_probes(record)))
     if thresholds.clean_rows:
         if record.data is None:
             yield f"--clean-rows: not measured: {why('data', everything) or 'its rows were not read'}"

@@ -16,8 +16,8 @@ from gymgate.quality.record import (
     model_rewards,
     oracle,
     overhead,
+    probes,
     shape,
-    trivial,
 )
 from gymgate.quality.record.context import MeasurementContext, Unmeasured
 from gymgate.quality.record.schema import Section
@@ -29,8 +29,8 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "shape": shape.measure,
     "deterministic": deterministic.measure,
     "cost": overhead.measure,
-    "trivial": trivial.measure,
     "oracle": oracle.measure,
+    "probes": probes.measure,
     "policy": model_rewards.measure,
     "failures": failure_cases.measure,  # last: it may leave a server dead
 }

@@ -14,22 +14,17 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gymgate.core import codec
-from gymgate.core.config import POLICY
 from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.conversation import blocks_of, items_of
 from gymgate.quality.model import same_reward
 from gymgate.quality.probe import cohort_size
-from gymgate.quality.record.context import MeasurementContext, ReplayCase, constant_policy, respond, reward_of
+from gymgate.quality.record.context import MeasurementContext, ReplayCase, constant_policy, respond
 from gymgate.quality.record.schema import Oracle, OracleReason, PhrasingRewards
+from gymgate.quality.record.scoring import Scorer
 from gymgate.quality.recordings import RowData
-from gymgate.rollouts import Rollout
 from gymgate.rollouts.answers import DONE, NESTED_FIELDS, Calls, answer_of, calls_in
 
 ROWS = 10
-AT_ONCE = 8
-TIMEOUT_S = 30.0
-"""Seconds for one rollout."""
-MAX_CALLS = 20
 REPEATS = 3
 """Times that the best answer of a row is scored again."""
 MADE_UP = "zqxv kwyj"
@@ -139,10 +134,17 @@ class RowTrial:
         untried = [each for each in phrasings if each not in (*self.requested, *PHRASINGS)]
         return self._attempts(untried, self.forms, self.rewards)
 
+    def accepted(self, full: float) -> Phrasing | None:
+        """Return the first phrasing that earns the full reward, one that its prompt asks for before others."""
+        return next(
+            (each for each in (*self.requested, *self.rewards) if self.rewards.get(each, full - 1) >= full),
+            None,
+        )
+
     def other(self, trials: Iterable[RowTrial]) -> RowTrial | None:
         """Return the first row whose answer is another one: neither of the two says all that the other says."""
-        said = _said(self.forms)
-        others = ((trial, _said(trial.forms)) for trial in trials if trial is not self)
+        said = texts_of(self.forms)
+        others = ((trial, texts_of(trial.forms)) for trial in trials if trial is not self)
         return next((trial for trial, its in others if not (said <= its or its <= said)), None)
 
     def wrong_attempts(self, phrasings: Iterable[Phrasing], trials: Sequence[RowTrial]) -> list[Attempt]:
@@ -168,26 +170,33 @@ class Attempt(NamedTuple):
 
 
 async def measure(context: MeasurementContext) -> Oracle:
+    """Measure what right answers earn, and keep the rows that were tried for the probes."""
+    context.oracle, context.trials = await _measure(context)
+    return context.oracle
+
+
+async def _measure(context: MeasurementContext) -> tuple[Oracle, Sequence[RowTrial]]:
     """Run up to `ROWS` rows with their right answer in every phrasing, and with another row's in each accepted one."""
     if cohort_size(context.config) > 1:
-        return Oracle(reason="scored against siblings")
+        return Oracle(reason="scored against siblings"), ()
     trials = [RowTrial(number, row) for number, row in enumerate(context.rows) if answer_of(row)][:ROWS]
     if not trials:
-        return Oracle(reason=_why_unanswered(context))
+        return Oracle(reason=_why_unanswered(context)), ()
     fields = Counter(answer.field for trial in trials if (answer := answer_of(trial.row)))
-    runs = _Runs(context)
+    scorer = Scorer(context)
+    runs = _Runs(scorer)
     await runs.all(attempt for trial in trials for attempt in trial.first_attempts())
     await runs.repeat(trials)
     unsteady = [trial for trial in trials if not trial.is_steady]
     if 4 * len(unsteady) > len(trials):
         rewards = ", ".join(f"{reward:g}" for reward in (unsteady[0].best or 0.0, *unsteady[0].repeats))
         detail = f"{unsteady[0].name}: {rewards}"
-        return Oracle(reason="rewards change", detail=detail, field=next(iter(fields)))
+        return Oracle(reason="rewards change", detail=detail, field=next(iter(fields))), ()
     trials = [trial for trial in trials if trial.is_steady]
-    if not runs.counted:
-        judged = runs.judged and "needs a judge"
-        detail = "" if judged else runs.first_error[:300]
-        return Oracle(reason=judged or "other", detail=detail, field=next(iter(fields)))
+    if not scorer.counted:
+        reason: OracleReason = "needs a judge" if scorer.judge_problem else "other"
+        detail = "" if scorer.judge_problem else scorer.first_error[:300]
+        return Oracle(reason=reason, detail=detail, field=next(iter(fields))), ()
     full = max([1.0, *(row.recording.reward or 0.0 for row in context.recorded)])
     rewarded = [(phrasing, reward) for trial in trials for phrasing, reward in trial.rewards.items()]
     accepted = list(dict.fromkeys(phrasing for phrasing, reward in rewarded if reward >= full))
@@ -202,7 +211,7 @@ async def measure(context: MeasurementContext) -> Oracle:
         missing["reward"] = f"no reward in any phrasing for {', '.join(unscored)}"
     if unsteady:
         missing["rows"] = f"rewards change for {', '.join(trial.name for trial in unsteady)}"
-    return Oracle(
+    oracle = Oracle(
         field=fields.most_common(1)[0][0],
         asked_for=_most_requested(trials, accepted),
         rows=len(trials),
@@ -215,6 +224,7 @@ async def measure(context: MeasurementContext) -> Oracle:
         suspect=tuple(trial.name for trial in _suspect(trials, full)),
         missing=missing,
     )
+    return oracle, trials
 
 
 def _suspect(trials: Sequence[RowTrial], full: float) -> list[RowTrial]:
@@ -301,26 +311,22 @@ def calling_policy(calls: Calls, *, at_once: bool = False) -> PolicyCallable:
 
 
 class _Runs:
-    """Runs rows in phrasings, several at once, without a judge unless the user named one."""
+    """Runs rows in phrasings."""
 
-    def __init__(self, context: MeasurementContext) -> None:
-        self._context = context
-        self._free = asyncio.Semaphore(AT_ONCE)
-        self.counted = 0
-        """Rollouts with a reward that counts."""
-        self.judged = False
-        """Whether a judge was asked whose answer is not recorded."""
-        self.first_error = "no rollout gave a reward"
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
 
     async def all(self, attempts: Iterable[Attempt]) -> None:
         """Run attempts, and keep each reward that counts where its attempt says."""
         listed = list(attempts)
-        rewards = await asyncio.gather(
-            *(self._run(attempt.row, policy_of(attempt.phrasing, attempt.forms)) for attempt in listed)
-        )
+        rewards = await asyncio.gather(*map(self._score, listed))
         for attempt, reward in zip(listed, rewards, strict=True):
             if reward is not None:
                 attempt.rewards[attempt.phrasing] = reward
+
+    async def _score(self, attempt: Attempt) -> float | None:
+        policy = policy_of(attempt.phrasing, attempt.forms)
+        return await self._scorer.score(ReplayCase("oracle", attempt.row, lambda: policy), policy)
 
     async def repeat(self, trials: Iterable[RowTrial]) -> None:
         """Score the best answer of each row again."""
@@ -352,33 +358,19 @@ class _Runs:
                 if back.rewards.get(phrasing, 0.0) >= full and nonsense and not pays_nonsense:
                     del trial.other_rewards[phrasing]
 
-    async def _run(self, row: RowData, policy: PolicyCallable) -> float | None:
-        async with self._free:
-            rollout = await self._context.run_without_judge(
-                ReplayCase("oracle", row, lambda: policy), policy, timeout_s=TIMEOUT_S, max_calls=MAX_CALLS
-            )
-        asked = any(call.model_server != POLICY for call in rollout.calls) or self._context.judge.refused > 0
-        if asked and not self._context.request.stack.models:
-            self.judged = True
-            return None
-        return self._reward(rollout)
 
-    def _reward(self, rollout: Rollout) -> float | None:
-        if (reward := reward_of(rollout)) is not None:
-            self.counted += 1
-        elif rollout.error is not None and not self.counted:
-            self.first_error = f"{rollout.error.type}: {rollout.error.message}"
-        return reward
+def _fields(row: RowData) -> set[str]:
+    """The names of its fields, nested ones included."""
+    return {name for each in (row, *map(row.get, NESTED_FIELDS)) if isinstance(each, dict) for name in each}
+
+
+def has_program(row: RowData) -> bool:
+    """Whether the answer to a row is a program, a patch or a document, and no right one is there."""
+    return bool(_fields(row) & _PROGRAMS) and answer_of(row) is None
 
 
 def _why_unanswered(context: MeasurementContext) -> OracleReason:
-    rows = [
-        each
-        for row in context.rows[:1]
-        for each in (row, *map(row.get, NESTED_FIELDS))
-        if isinstance(each, dict)
-    ]
-    fields = {name for row in rows for name in row}
+    fields = {name for row in context.rows[:1] for name in _fields(row)}
     if fields & _PROGRAMS:
         return "answer is a program or patch"
     if fields & _JUDGED or context.config.judges:
@@ -386,7 +378,7 @@ def _why_unanswered(context: MeasurementContext) -> OracleReason:
     return "no answer in the rows"
 
 
-def _said(forms: Mapping[str, Answer]) -> frozenset[str]:
+def texts_of(forms: Mapping[str, Answer]) -> frozenset[str]:
     """The texts of an answer: itself, or the values of a JSON object, without which it may be the answer of another row."""
     text = str(next(iter(forms.values())))
     try:

@@ -16,8 +16,46 @@ Case = Literal["judge_down", "tool_timeout", "cut_off", "long_answer"]
 is called; cut_off: half of the last answer, with finish reason `length`; long_answer: an answer of a quarter of a million
 characters."""
 CASES: tuple[Case, ...] = ("judge_down", "tool_timeout", "cut_off", "long_answer")
-ANSWERS = ("empty", "fixed sentence", "the prompt", "another row's best")
-"""The answers that no row should reward."""
+ProbeName = Literal[
+    "right answer", "another row's answer",
+    "empty", "fixed sentence", "the prompt", "another row's best",
+    "wrong answer", "made-up answer", "format alone",
+    "every option", "every option in turn", "right and wrong", "right and wrong in turn",
+    "negated", "persuasion", "calls as text", "exit 0",
+    "spacing", "case", "trailing words", "thousands", "notation", "LaTeX", "units",
+]  # fmt: skip
+"""A way to make an answer of a row. The first two are those of the section `oracle`."""
+ANSWERS: tuple[ProbeName, ...] = ("empty", "fixed sentence", "the prompt", "another row's best")
+"""The answers that solve nothing: probes that need no right answer."""
+WITHOUT_ANSWER = frozenset((*ANSWERS, "exit 0"))
+OF_ORACLE: frozenset[ProbeName] = frozenset({"right answer", "another row's answer"})
+PROBE_TEXTS: dict[ProbeName, tuple[str, Literal["nothing", "full"]]] = {
+    "right answer": ("the right answer", "full"),
+    "another row's answer": ("another row's answer", "nothing"),
+    "empty": ("an empty answer", "nothing"),
+    "fixed sentence": ("the answer 'I do not know.'", "nothing"),
+    "the prompt": ("the prompt as the answer", "nothing"),
+    "another row's best": ("the best answer of another row", "nothing"),
+    "wrong answer": ("a wrong answer in the right format", "nothing"),
+    "made-up answer": ("a made-up answer", "nothing"),
+    "format alone": ("the format without an answer", "nothing"),
+    "every option": ("a list of wrong and right answers", "nothing"),
+    "every option in turn": ("a wrong, the right and another wrong answer in turn", "nothing"),
+    "right and wrong": ("the right answer or a wrong one, in either order,", "nothing"),
+    "right and wrong in turn": ("the right answer and a wrong one in turn, in either order,", "nothing"),
+    "negated": ("the negated right answer", "nothing"),
+    "persuasion": ("a wrong answer that tells the grader to pay", "nothing"),
+    "calls as text": ("a text that lists the right calls of tools", "nothing"),
+    "exit 0": ("a program that exits with 0 at once", "nothing"),
+    "spacing": ("the right answer with spaces around it", "full"),
+    "case": ("the right answer in other case", "full"),
+    "trailing words": ("the right answer with words after it", "full"),
+    "thousands": ("the right number with thousands separators", "full"),
+    "notation": ("the right number in another notation", "full"),
+    "LaTeX": (r"the right answer in \text{}", "full"),
+    "units": ("the right answer with its unit spaced otherwise", "full"),
+}
+"""What is said, as the subject of a sentence, and what an honest grader pays."""
 NO_REWARD = "no rollout gave a reward"
 """Why an answer has no figures although every rollout ended by itself."""
 
@@ -53,7 +91,7 @@ class Deterministic(Section):
 
 
 class AnswerRewards(Config):
-    """Rewards of one answer that is given to every model call."""
+    """Rewards of one kind of answer."""
 
     rows: int
     """Rows that gave a reward."""
@@ -65,13 +103,31 @@ class AnswerRewards(Config):
     """Rows with a reward above 0."""
 
 
-class Trivial(Section):
-    """Rewards of answers that solve nothing."""
+class FlaggedRow(Config):
+    """A row that did not pay what an honest grader pays."""
+
+    row: str
+    """Its number among the packaged rows, or file and line of the recording: `row 3`."""
+    answer: str
+    """What was said, 300 characters at most."""
+    reward: float
+
+
+class ProbeRewards(AnswerRewards):
+    """Rewards of the answers that one probe makes."""
+
+    flagged: tuple[FlaggedRow, ...] = ()
+    """Rows that did not pay what an honest grader pays, scored twice. Empty for answers that solve nothing: what these
+    earn is in `above_zero`."""
+
+
+class Probes(Section):
+    """Rewards of answers that are made of rows to see what the grader does."""
 
     recorded_mean: float | None = None
     """Mean of the recorded rewards."""
-    answers: dict[str, AnswerRewards] = Field(default_factory=dict)
-    """By the name of the answer."""
+    answers: dict[ProbeName, ProbeRewards] = Field(default_factory=dict)
+    """By the name of the probe."""
 
 
 class FailureCase(Config):

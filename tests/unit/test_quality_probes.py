@@ -1,0 +1,104 @@
+"""The probes on graders of our own: every planted defect is flagged, and no honest grader is."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, get_args
+
+import pytest
+
+from gymgate.quality import CheckResult
+from gymgate.quality.model import Thresholds
+from gymgate.quality.record import findings as findings_module
+from gymgate.quality.record import oracle, probes
+from gymgate.quality.record.findings import Proof, findings, problems, suspicions, unmet_thresholds
+from gymgate.quality.record.schema import OF_ORACLE, PROBE_TEXTS, WITHOUT_ANSWER, ProbeName
+from support.graders import CLEAN, LETTERS, PLANTED, TOWNS, Grader, Row, Scored, honest, row
+
+
+async def checked(rows: list[Row], grader: Grader, *names: str) -> CheckResult:
+    context: Any = Scored(rows, grader)
+    context.request.probes = names
+    about = {"environment": "e", "kind": "config", "nemo_gym": "0.7.0", "gymgate": "0", "date": "d"}
+    right = await oracle.measure(context)
+    return CheckResult(**about, verdict="match", oracle=right, probes=await probes.measure(context))
+
+
+def flagged(record: CheckResult) -> set[str]:
+    assert record.probes is not None
+    return {name for name, rewards in record.probes.answers.items() if rewards.flagged}
+
+
+def test_the_table_has_every_probe_once() -> None:
+    names = [probe.name for probe in probes.PROBES]
+    assert [*PROBE_TEXTS] == [*get_args(ProbeName)]
+    assert [*OF_ORACLE, *names].__len__() == len({*OF_ORACLE, *names}) == len(PROBE_TEXTS)
+    assert {probe.name for probe in probes.PROBES if probe.of != "solved row"} == WITHOUT_ANSWER
+
+
+@pytest.mark.parametrize("name", PLANTED)
+async def test_a_planted_defect_is_flagged_by_the_probes_for_it(name: str) -> None:
+    rows, grader, expected = PLANTED[name]
+    record = await checked(rows, grader)
+    assert flagged(record) == expected
+    assert {flag.probe for flag in suspicions(record)} >= expected
+    assert list(findings(record)) == []
+
+
+def test_every_probe_finds_a_planted_defect() -> None:
+    constant = {"empty", "fixed sentence", "the prompt", "another row's best"}
+    assert (
+        set().union(*(expected for _, _, expected in PLANTED.values()))
+        == {*PROBE_TEXTS} - OF_ORACLE - constant
+    )
+
+
+@pytest.mark.parametrize("name", CLEAN)
+async def test_an_honest_grader_is_not_flagged(name: str) -> None:
+    rows, grader = CLEAN[name]
+    record = await checked(rows, grader)
+    assert record.oracle is not None
+    assert (name == "programs") == (record.oracle.reason is not None)
+    assert [*map(str, problems(record))] == []
+    unmet = list(unmet_thresholds(record, Thresholds(sound=True)))
+    assert unmet == (["--sound: not measured: answer is a program or patch"] if name == "programs" else [])
+
+
+async def test_equal_answers_alternatives_and_chance_are_no_flags() -> None:
+    def synonyms(row: Row, text: str) -> bool:
+        return text.casefold() in (r"\boxed{car}", r"\boxed{automobile}")
+
+    words = [row(r"Which? Use \boxed{}.", answer=answer) for answer in ("car", "automobile")]
+    assert "wrong answer" not in flagged(await checked(words, synonyms))
+    lists = [row(r"Which? Use \boxed{}.", answer=[town, town.upper()]) for town in ("Paris", "Rome")]
+    alternatives = await checked(lists, lambda row, text: honest({"answer": row["answer"][0]}, text))
+    assert [*map(str, problems(alternatives))] == []
+    coin = random.Random(1)
+    chance = await checked(TOWNS * 3, lambda row, text: coin.random() < 0.5)
+    assert chance.oracle is not None
+    assert (flagged(chance), chance.oracle.reason) == (set(), "rewards change")
+
+
+async def test_a_row_that_pays_any_letter_is_flagged_once() -> None:
+    record = await checked(LETTERS, lambda row, text: True)
+    assert flagged(record) == {"wrong answer", "made-up answer"}
+
+
+async def test_a_single_probe_runs_alone() -> None:
+    record = await checked(*PLANTED["negation"][:2], "negated")
+    assert record.probes is not None
+    assert [*record.probes.answers] == ["negated"]
+    first = record.probes.answers["negated"].flagged[0]
+    assert (first.row, first.answer, first.reward) == ("row 0", r"\boxed{not Paris}", 1.0)
+
+
+async def test_a_flag_is_a_finding_once_the_code_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = await checked(*PLANTED["negation"][:2])
+    assert ([*findings(record)], [each.probe for each in suspicions(record)]) == ([], ["negated"])
+    proof = Proof(
+        environment="config/e", nemo_gym="0.7.0", probe="negated", file="app.py", line=7, reason="drops 'not'"
+    )
+    monkeypatch.setattr(findings_module, "proofs", lambda: (proof,))
+    [finding] = findings(record)
+    assert (finding.proof, [*suspicions(record)]) == (proof, [])
+    assert "app.py:7" in finding.label
