@@ -121,6 +121,15 @@ def test_several_agents_with_the_policys_model_server_get_one_each(tmp_path: Pat
     assert {*plan.stand_ins.values()} <= {*config}
 
 
+def test_an_agent_with_a_model_server_in_place_of_the_policys_is_the_policy_alone(tmp_path: Path) -> None:
+    """A row that names its relay goes to the agent itself."""
+    plan = plan_of(tmp_path, agent("a"), agent("b"), owner("e", "a", "b"), relay("a"))
+    chosen = plan.destination("a_relay")
+    assert (chosen.server, chosen.owns_episode) == ("a", False)
+    assert chosen.policy_servers == {POLICY, f"{POLICY}_as_a"}
+    assert chosen.stand_ins == {f"{POLICY}_as_a"}
+
+
 def test_the_attributed_agent_is_the_policy(tmp_path: Path) -> None:
     server = {"type": AGENTS, "name": "b"}
     plan = plan_of(tmp_path, agent("a"), agent("b"), owner("e", "a", agent_server=server))

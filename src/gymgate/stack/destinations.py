@@ -52,9 +52,10 @@ class Destination:
     """Why its calls cannot be trained on, with the setting that would help."""
 
 
-def of_agent(agent: ServerInstance, strategy: Strategy) -> Destination:
-    """Return an agent that runs its rows itself."""
-    return Destination(agent.name, agent.name, strategy, policy_servers(agent))
+def of_agent(agent: ServerInstance, strategy: Strategy, stand_in: str | None = None) -> Destination:
+    """Return an agent that runs its rows itself; `stand_in` is the model server that it has in place of the policy's."""
+    own = frozenset({stand_in} if stand_in is not None else ())
+    return Destination(agent.name, agent.name, strategy, policy_servers(agent) | own, stand_ins=own)
 
 
 def of_environment_server(server: ServerInstance, servers: Mapping[str, ServerInstance]) -> Destination:

@@ -111,7 +111,7 @@ class EnvironmentPlan:
         names = {each.name: each.type for each in owners if {each.name, *each.called_agents} & started}
         return self.agents | names
 
-    @property
+    @cached_property
     def tasksets(self) -> Collection[str]:
         """The materialised tasksets that are routed to an environment server."""
         routes = self.config.get(ROUTES)
@@ -129,9 +129,19 @@ class EnvironmentPlan:
 
         Raises `ConfigError` if several environment servers could, or if the rollout's key would not reach its model calls.
         """
-        server = choose_server(self.config, self.servers, name or self.default_agent, taskset)
+        key = (name or self.default_agent, taskset if taskset in self.tasksets else None)
+        if key not in self._destinations:
+            self._destinations[key] = self._destination(*key)
+        return self._destinations[key]
+
+    @cached_property
+    def _destinations(self) -> dict[tuple[str, str | None], Destination]:
+        return {}
+
+    def _destination(self, name: str, taskset: str | None) -> Destination:
+        server = choose_server(self.config, self.servers, name, taskset)
         if server.kind == AGENTS:
-            return of_agent(server, self.strategy(server.name))
+            return of_agent(server, self.strategy(server.name), self.stand_ins.get(server.name))
         for agent in server.called_agents:
             if agent in self.agents and (strategy := self.strategy(agent)) != "url":
                 raise episode_error(server.name, agent, self.agents[agent], strategy)
