@@ -105,7 +105,7 @@ def described(path: tuple[str, ...]) -> str:
     lines = [f"{'#' * (len(path) + 2)} {name}", "", f"```text\n{usage}\n```", "", "\n\n".join(blocks), ""]
     groups: dict[str, list[str]] = {}
     for parameter in command.get_params(context):
-        if not isinstance(parameter, click.Option) or "--help" in parameter.opts:
+        if not isinstance(parameter, click.Option) or {"--help", "--help-all"} & {*parameter.opts}:
             continue
         if (record := parameter.get_help_record(context)) is not None:
             group = getattr(parameter, "group", "") if isinstance(command, GroupedCommand) else ""

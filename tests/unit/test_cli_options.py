@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import click
 import pytest
+from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
-from gymgate.cli import cli
+from gymgate.cli import COMMANDS, cli, main
+from gymgate.cli.run import command as run
 
 OWN_TEXT = {
     *(
@@ -109,6 +112,36 @@ def test_the_list_of_commands_fits_a_screen() -> None:
     assert len(lines) <= 45
     assert [line for line in lines if line.endswith("...") and not line.startswith("Usage")] == []
     assert max(map(len, lines)) <= 80
+    described = [line for line in lines if re.match(r"  [a-z][\w-]*  ", line)]
+    assert len(described) == 16
+    assert all(re.search(rf"\b{name}\b", "\n".join(lines)) for name in COMMANDS["Advanced"])
+
+
+def test_help_lists_the_options_of_a_first_run_and_says_where_all_are() -> None:
+    short, whole = (
+        CliRunner().invoke(cli, ["run", option], prog_name="gymgate", terminal_width=80).output
+        for option in ("--help", "--help-all")
+    )
+    own = {parameter.opts[-1] for parameter in run.params if isinstance(parameter, click.Option)} - {
+        "--help-all"
+    }
+    shown = {name for name in own if re.search(rf"^  .*{name}\b", short, re.MULTILINE)}
+    assert len(shown) == 18
+    assert {name for name in own if re.search(rf"^  .*{name}\b", whole, re.MULTILINE)} == own
+    assert short.splitlines()[-1] == f"{len(own) - 18} more options: gymgate run --help-all"
+    completion = BashComplete(cli, {}, "gymgate", "_GYMGATE_COMPLETE")
+    assert own <= {item.value for item in completion.get_completions(["run"], "--")}
+
+
+def test_a_message_that_names_an_option_outside_of_help_says_where_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for arguments, is_hidden in ((["--retries", "x=1", "-o", "x"], True), (["--judge", "x"], False)):
+        with pytest.raises(SystemExit):
+            main(["run", "mcqa", *arguments])
+        [line] = capsys.readouterr().err.splitlines()
+        assert arguments[0] in line
+        assert ("gymgate run --help-all" in line) == is_hidden
 
 
 @pytest.mark.parametrize(("name", "near"), [("rnu", "run"), ("cmpare", "compare"), ("wholly-other", None)])

@@ -7,6 +7,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import sys
 from typing import Any
 
@@ -16,13 +17,18 @@ from gymgate.core.errors import GymgateError, OptionError, printable
 
 _FULL_OR_TOO_LONG = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG})
 COMMANDS = {
-    "Rollouts": ("run", "eval", "rescore", "slurm"),
+    "Rollouts": ("run", "eval"),
     "Environments": ("list", "info", "data", "check", "init"),
-    "Servers": ("serve", "serve-policy", "serve-env", "serve-stack"),
     "Results": ("aggregate", "compare", "report", "view", "export"),
-    "This machine": ("ps", "logs", "stop", "setup", "doctor", "cache", "gym"),
+    "This machine": ("ps", "logs", "stop", "doctor"),
+    "Advanced": (
+        *("rescore", "slurm", "setup", "cache", "gym"),
+        *("serve", "serve-policy", "serve-env", "serve-stack"),
+    ),
 }
 """Commands by task, as `--help` lists them. Each is the `command` of its module in `gymgate.cli`."""
+ADVANCED = "Advanced"
+"""The task whose commands `--help` only names."""
 
 
 class LazyGroup(click.Group):
@@ -49,14 +55,19 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(len(name) for name in self.list_commands(ctx))
-        for task, names in COMMANDS.items():
+        shown = {task: names for task, names in COMMANDS.items() if task != ADVANCED}
+        width = max(len(name) for names in shown.values() for name in names)
+        for task, names in shown.items():
             formatter.write(f"\n{task}:\n")
             for name in names:
                 command = self.get_command(ctx, name)
                 assert command is not None
                 text = command.get_short_help_str(formatter.width - width - 4)
                 formatter.write(f"  {name:<{width}}  {text}\n")
+        served = [name for name in COMMANDS[ADVANCED] if name.startswith("serve")]
+        others = [name for name in COMMANDS[ADVANCED] if name not in served]
+        formatter.write(f"\n{ADVANCED} (gymgate COMMAND --help):\n  {', '.join(others)}\n")
+        formatter.write(f"  {', '.join(served)}\n")
 
 
 @click.group(
@@ -88,7 +99,7 @@ def main(argv: list[str] | None = None) -> Any:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except GymgateError as error:
-        click.echo(f"gymgate: {error}", err=True)
+        click.echo(f"gymgate: {error}{_on_hidden_options(str(error), argv)}", err=True)
         sys.exit(2 if isinstance(error, OptionError) else 1)
     except OSError as error:
         if error.errno not in _FULL_OR_TOO_LONG:
@@ -105,6 +116,19 @@ def main(argv: list[str] | None = None) -> Any:
     if isinstance(result, int) and result:
         sys.exit(result)
     return result
+
+
+def _on_hidden_options(message: str, argv: list[str] | None) -> str:
+    """Return where the options that a message names are explained, if the command's `--help` leaves one of them out."""
+    from gymgate.cli.options import GroupedCommand
+
+    name = next(iter(sys.argv[1:] if argv is None else argv), "")
+    command = cli.get_command(click.Context(cli), name)
+    if not isinstance(command, GroupedCommand):
+        return ""
+    options = [option for hidden in command.more_options() for option in hidden.opts]
+    is_named = any(re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", message) for option in options)
+    return f" (gymgate {name} --help-all explains all options)" if is_named else ""
 
 
 def _accept_any_stdout() -> None:

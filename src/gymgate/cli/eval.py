@@ -69,7 +69,7 @@ UNREAD = ("@", "--env.taskset", "--client", "--dry-run")
 
 @click.group("eval")
 def command() -> None:
-    """Evaluate a model through an SDK's own eval."""
+    """Evaluate through verifiers' own eval, with its traces."""
 
 
 @command.command("run", cls=GroupedCommand, epilog=EPILOG, context_settings={"ignore_unknown_options": True})
@@ -118,6 +118,9 @@ def run(
     **_: Any,
 ) -> int:
     """Run NeMo Gym environments through verifiers' eval; TASKSET defaults to nemo-gym-env.
+
+    It writes verifiers' traces and takes its options. `gymgate run` runs the same environments without verifiers, on several
+    endpoints if need be, and keeps rollouts that resume and that report, compare and export read.
 
     Without an endpoint (-b) the recorded rollouts that NeMo Gym ships are replayed: no model, no key. Without --rows the
     default environment runs one row, every other environment all of its rows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -32,6 +32,8 @@ Command = Callable[..., Any]
 
 GROUPS = ("Rows", "Policy", "Judges", "Environment", "Limits", "Measurements", "Thresholds", "Output")
 """Groups of options in the order of `--help`."""
+ALL_OPTIONS = "gymgate.all_options"
+"""Key of a context whose help lists all options."""
 OTHER = "Other"
 """Group of the options that have none, at the end."""
 KINDS = {
@@ -129,13 +131,38 @@ class OrNone(click.ParamType):  # type: ignore[type-arg]  # not generic before c
 
 
 class GroupedCommand(click.Command):
-    """A command whose `--help` lists its options by group."""
+    """A command whose `--help` lists its options by group: those named in `shown`, if it has some; `--help-all` lists all."""
+
+    def __init__(self, *args: Any, shown: Sequence[str] = (), **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.shown = frozenset(shown)
+        if shown:
+            self.params.append(
+                click.Option(
+                    ["--help-all"],
+                    is_flag=True,
+                    is_eager=True,
+                    expose_value=False,
+                    callback=_print_all_options,
+                    help="Show every option and exit.",
+                )
+            )
+
+    def more_options(self) -> list[click.Option]:
+        """Return the options that only `--help-all` lists."""
+        options = [each for each in self.params if isinstance(each, click.Option)] if self.shown else []
+        return [
+            each for each in options if self.shown.isdisjoint(each.opts) and "--help-all" not in each.opts
+        ]
 
     def groups(self, context: click.Context) -> dict[str, list[tuple[str, str]]]:
         """Return each group's options with their help texts."""
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
+        left_out = [] if context.meta.get(ALL_OPTIONS) else self.more_options()
         for parameter in self.get_params(context):
-            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context)):
+            if not isinstance(parameter, click.Option) or parameter in left_out:
+                continue
+            if record := parameter.get_help_record(context):
                 groups.setdefault(getattr(parameter, "group", OTHER), []).append(record)
         return {name: records for name, records in groups.items() if records}
 
@@ -143,6 +170,15 @@ class GroupedCommand(click.Command):
         for name, records in self.groups(ctx).items():
             with formatter.section(name):
                 formatter.write_dl(records)
+        if (more := self.more_options()) and not ctx.meta.get(ALL_OPTIONS):
+            formatter.write(f"\n{len(more)} more options: {ctx.command_path} --help-all\n")
+
+
+def _print_all_options(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        context.meta[ALL_OPTIONS] = True
+        click.echo(context.get_help())
+        context.exit()
 
 
 def complete_environments(

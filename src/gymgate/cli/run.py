@@ -106,6 +106,13 @@ class RunSummary:
     """Tokens of the whole run in the directory, by environment and model server, with their cost if there is a price."""
 
 
+SHOWN_OPTIONS = (
+    *("--data", "-n", "-r"),
+    *("-b", "-m", "--sampling", "--api-key-var"),
+    *("--judge", "--judge-key-var", "--set", "-c", "--timeout"),
+    *("-o", "-k", "--wide", "--rerun-failed", "--price", "--show"),
+)
+"""Options that `--help` lists: those of a first evaluation, and those that messages name most."""
 CONDUCT_OPTIONS = (
     concurrency_option,
     *ENVIRONMENT_OPTIONS,
@@ -147,7 +154,7 @@ CONDUCT_OPTIONS = (
 """Options of how a run is carried out and shown."""
 
 
-@click.command("run", cls=GroupedCommand)
+@click.command("run", cls=GroupedCommand, shown=SHOWN_OPTIONS)
 @click.argument(
     "arguments",
     nargs=-1,
