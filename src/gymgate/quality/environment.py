@@ -1,4 +1,4 @@
-"""Check one environment: `python -m gymgate.quality.environment` is the process that `processes` starts for each."""
+"""Check one environment: `python -m gymgate.quality.environment` is the process that `parallel` starts for each."""
 
 from __future__ import annotations
 

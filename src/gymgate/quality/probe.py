@@ -1,4 +1,4 @@
-"""Whether packaged rows get a reward at all, where no recording can be replayed."""
+"""Whether packaged rows get a reward at all, where no recording can be replayed. Measurements of a grader are in `record`."""
 
 from __future__ import annotations
 

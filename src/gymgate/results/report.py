@@ -1,4 +1,7 @@
-"""Runs as one HTML page: metrics, settings, tokens, charts, failures, and conversations side by side."""
+"""Runs as one HTML page: metrics, settings, tokens, charts, failures, and conversations side by side.
+
+`page` makes the parts of the page, and page.js draws each kind of part.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The outcome of a rollout: one truth table for every SDK, table, log and export. Pure functions.
 
-The table is in docs/outcomes.md, where a test reads it.
+The table is in docs/outcomes.md, where a test reads it. `breakdowns` finds the failures that an agent's answer reports.
 """
 
 from __future__ import annotations

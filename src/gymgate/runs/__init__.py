@@ -1,4 +1,4 @@
-"""Rollouts on disk: plan, run, resume, shard, aggregate, export, report.
+"""Rollouts on disk: plan, run, resume, shard, aggregate.
 
 async for rollout in gymgate.collect("mcqa", policy=endpoint, repeats=16, output="runs/x"):
     ...

@@ -1,4 +1,7 @@
-"""`RunSpec`: the description of a run, as `gymgate run --dry-run` prints it and `--spec` reads it."""
+"""`RunSpec`: the description of a run, as `gymgate run --dry-run` prints it and `--spec` reads it.
+
+The options that set its fields are in `cli.run` and `cli.options`; `field_option` makes most of them.
+"""
 
 from __future__ import annotations
 

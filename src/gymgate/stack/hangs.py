@@ -1,8 +1,8 @@
 """Finds processes that hang and has them killed; their death is then handled like any other.
 
-A process hangs if, for its whole timeout, it has answered nothing and neither it nor what it started has used CPU
-time. A process that computes does not hang. One that blocks on something and
-answers nobody meanwhile cannot be told from a hung one.
+A process hangs if, for its whole timeout (from `StackConfig.hang_timeout_s`), it has answered nothing and neither it nor
+what it started has used CPU time. A process that computes does not hang. One that blocks on something and answers nobody
+meanwhile cannot be told from a hung one.
 """
 
 from __future__ import annotations

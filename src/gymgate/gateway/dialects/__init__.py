@@ -3,6 +3,7 @@
 Agents speak Responses, chat-completions or Anthropic messages; endpoints speak chat-completions or Responses.
 Where both speak the same, bodies pass unchanged. A translation keeps everything that the other API can express.
 Anything else raises `ConfigError` (a request) or `PolicyError` (an answer), which names it.
+A new dialect also needs its name in `core.config`, its path in `gateway.requests` and its history in `gateway.conversations`.
 """
 
 from gymgate.gateway.dialects.answers import overflow_answer, with_text_ids

@@ -1,6 +1,6 @@
 """The scans of supported releases, which ship with gymgate, so that nobody installs 1 GB to see what there is.
 
-`locks/catalog` makes them. Paths in them begin with a placeholder for the directory of the installed packages.
+`locks/scans.py` makes them. Paths in them begin with a placeholder for the directory of the installed packages.
 """
 
 from __future__ import annotations

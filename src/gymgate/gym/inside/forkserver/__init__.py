@@ -1,4 +1,4 @@
-"""The fork server: NeMo Gym imported once, a forked child per server. The only package of ours that imports `nemo_gym`.
+"""The fork server: NeMo Gym imported once, a forked child per server.
 
 `__main__.py` runs in NeMo Gym's own interpreter, where this package goes by another name and gymgate is not installed:
 nothing here imports anything of ours but its siblings. The daemon uses what is exported here.
