@@ -219,7 +219,7 @@ def _proven(proven: Sequence[tuple[CheckResult, Finding]]) -> list[str]:
     commands = dict.fromkeys(reproducing(record, finding) for record, finding in proven)
     head = ("environment", "what was seen", "code", "why")
     return [
-        unsearched("Rewards that the grader's code gets wrong"),
+        unsearched("Wrong rewards, with the line of code"),
         "",
         PROVEN,
         "",
@@ -560,6 +560,8 @@ def _plain_figures(record: CheckResult) -> Iterator[list[str]]:
                 yield [f"`{name}.{key}`", counted]
     for name in ("deterministic", "probes", "failures", "cost", "shape", "policy"):
         for key, why in (getattr(record, name).missing if getattr(record, name) else {}).items():
+            if name == "probes" and key not in ANSWERS:
+                continue
             yield [f"`{name}.{key}`", f"- ({why})"]
     yield from ([f"`{key}`", f"- ({why})"] for key, why in record.missing.items())
 

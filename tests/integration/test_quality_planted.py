@@ -101,6 +101,28 @@ def test_duplicated_rows_are_found(tmp_path: Path) -> None:
     assert "example:3 = example:4" in shown
 
 
+def test_a_probe_shows_each_answer_that_a_grader_wrongly_pays(tmp_path: Path) -> None:
+    """The verifier looks for the town anywhere in the answer. Nothing is replayed."""
+    config = planted(tmp_path, paid="answer")
+    command = [
+        sys.executable,
+        "-m",
+        "gymgate",
+        "check",
+        str(config),
+        "--probe",
+        "negated",
+        "--probe",
+        "wrong answer",
+    ]
+    done = subprocess.run([*command, "--sound"], capture_output=True, text=True, timeout=550, check=False)
+    assert done.returncode == 1, done.stderr
+    assert r"row 0: '\\boxed{not Paris}' earns 1" in done.stdout
+    assert "suspicion (negated)" in done.stdout
+    assert "wrong answer: no flag" in done.stdout
+    assert [line for line in done.stderr.splitlines() if "threshold not met: --sound: " in line]
+
+
 def test_a_section_is_added_to_the_record_that_is_there(tmp_path: Path) -> None:
     """The model of -b gets each row twice; what was measured before stays, and nothing is replayed."""
     config = planted(tmp_path)

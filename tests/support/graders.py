@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -77,6 +78,14 @@ CALLS = [row("Send it.", ground_truth=[{"name": name, "arguments": {}}]) for nam
 PROGRAMS = [row("Write a program.", verifier_metadata={"unit_tests": [n]}) for n in range(3)]
 JSON = [row('Reply as {"answer": "<answer>"}.', answer=town) for town in ("Paris", "Rome", "Oslo")]
 
+NODES = [
+    row("Which nodes? Return them in the last line: 'Final Answer: [a, b]'.", answer=nodes)
+    for nodes in (["a", "b"], ["c", "d"], [])
+]
+INDICES = [row(f"Which one? {BOX}", answer=number) for number in ("1", "2", "4")]
+GRIDS = [row(f"Which grid? {BOX}", answer=[[n, 0], [0, n]]) for n in (1, 2, 3)]
+BOXED = [row(f"Which? {BOX}", answer=rf"\boxed{{{inner}}}", inner=inner) for inner in ("ab", "cd", "ef")]
+
 
 def boxes(text: str) -> list[str]:
     """What stands in the boxes of a text; braces may be nested once."""
@@ -124,6 +133,27 @@ def honest_tools(row: Row, text: str) -> bool:
 def honest_tests(row: Row, text: str) -> bool:
     """Pay a program that says that its tests passed, not one that only ends."""
     return "all tests passed" in text
+
+
+def honest_last_line(row: Row, text: str) -> bool:
+    """Read the nodes of the last line, as the prompt says; there may be none."""
+    read = re.fullmatch(r"Final Answer: \[(.*)\]", text.strip().splitlines()[-1] if text.strip() else "")
+    return read is not None and [each.strip() for each in read[1].split(",") if each.strip()] == row["answer"]
+
+
+def honest_index(row: Row, text: str) -> bool:
+    """Read the number of an object, which is no quantity."""
+    return [each.strip() for each in boxes(text)][-1:] == [row["answer"]]
+
+
+def honest_grid(row: Row, text: str) -> bool:
+    """Read the only grid of a text."""
+    return [json.loads(each) for each in re.findall(r"\[\[[\d, \[\]]*\]\]", text)] == [row["answer"]]
+
+
+def honest_inner_box(row: Row, text: str) -> bool:
+    """Read the inner box of the last one."""
+    return re.findall(r"\\boxed\{([^{}]*)\}", text)[-1:] == [row["inner"]]
 
 
 def in_box(read: Callable[[str, str], bool]) -> Grader:
@@ -192,6 +222,10 @@ CLEAN: Mapping[str, tuple[list[Row], Grader]] = {
         for name, rows in (("towns", TOWNS), ("letters", LETTERS), ("numbers", NUMBERS), ("units", UNITS))
     },
     "JSON": (JSON, honest_json),
+    "last line": (NODES, honest_last_line),
+    "indices": (INDICES, honest_index),
+    "grids": (GRIDS, honest_grid),
+    "boxes in boxes": (BOXED, honest_inner_box),
     "tools": (CALLS, honest_tools),
     "programs": (PROGRAMS, honest_tests),
 }

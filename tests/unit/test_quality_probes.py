@@ -96,7 +96,12 @@ async def test_a_flag_is_a_finding_once_the_code_was_read(monkeypatch: pytest.Mo
     record = await checked(*PLANTED["negation"][:2])
     assert ([*findings(record)], [each.probe for each in suspicions(record)]) == ([], ["negated"])
     proof = Proof(
-        environment="config/e", nemo_gym="0.7.0", probe="negated", file="app.py", line=7, reason="drops 'not'"
+        environment="config/e",
+        nemo_gym="0.7.0",
+        probes=("negated",),
+        file="app.py",
+        line=7,
+        reason="drops 'not'",
     )
     monkeypatch.setattr(findings_module, "proofs", lambda: (proof,))
     [finding] = findings(record)

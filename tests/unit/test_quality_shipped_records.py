@@ -11,6 +11,7 @@ from gymgate.cli import cli
 from gymgate.core.config import RuntimeConfig
 from gymgate.gym.runtime import open_catalog
 from gymgate.quality import CheckResult
+from gymgate.quality.record.findings import problems, proofs
 from gymgate.quality.record.storage import shipped_records
 
 RELEASE = "0.7.0"
@@ -69,6 +70,20 @@ def test_a_difficulty_is_of_every_rollout_and_says_how_it_was_sampled(record: Ch
     assert policy.pass_at_1 is not None
     assert policy.scored == policy.rows * policy.repeats
     assert policy.sampling.keys() >= {"temperature", "max_tokens"}
+
+
+def test_a_proof_belongs_to_flags() -> None:
+    """What was read in a grader's code is of a probe that flagged it."""
+    flags = {
+        (f"{record.kind}/{record.environment}", flag.probe, flag.proof is None)
+        for record in RECORDS
+        for flag in problems(record)
+        if flag.probe is not None
+    }
+    for proof in proofs():
+        assert proof.line > 0
+        assert proof.reason
+        assert {(proof.environment, probe, False) for probe in proof.probes} <= flags, proof
 
 
 def test_info_shows_them() -> None:

@@ -327,13 +327,11 @@ def _check(
     kept = finished_records(requests, records) if records is not None else {}
     if kept:
         log(f"not checked again: {len(kept)} of {len(requests)} environments; their records are in {records}")
-    sections = requests[0].sections
+    sections, probes = requests[0].sections, requests[0].probes
     todo = [request for request in requests if request.name not in kept]
     known = records_to_extend(todo, records) if records is not None and sections else {}
     if WITHOUT_RECORDINGS.issuperset(sections):
-        todo = [each.model_copy(update={"replay": each.name not in known}) for each in todo]
-
-    probes = requests[0].probes
+        todo = [each.model_copy(update={"replay": not probes and each.name not in known}) for each in todo]
 
     def show(result: CheckResult) -> None:
         if probes and result.measured:

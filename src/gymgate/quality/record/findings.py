@@ -41,7 +41,8 @@ class Proof(Config):
     """`KIND/NAME`."""
     nemo_gym: str
     """Release."""
-    probe: ProbeName
+    probes: tuple[ProbeName, ...]
+    """Probes that flagged it."""
     file: str
     """Path below the packages of the release."""
     line: int
@@ -101,7 +102,10 @@ def problems(record: CheckResult) -> Iterator[Finding]:
     """Yield every possible problem."""
     name = f"{record.kind}/{record.environment}"
     its = {
-        each.probe: each for each in proofs() if (each.environment, each.nemo_gym) == (name, record.nemo_gym)
+        probe: proof
+        for proof in proofs()
+        if (proof.environment, proof.nemo_gym) == (name, record.nemo_gym)
+        for probe in proof.probes
     }
     for finding in _flags_and_facts(record):
         yield finding if finding.probe is None else finding._replace(proof=its.get(finding.probe))

@@ -43,6 +43,8 @@ _OPPOSITES = {
     for pair in (("true", "false"), ("yes", "no"), ("correct", "incorrect"), ("valid", "invalid"))
     for one, other in (pair, pair[::-1])
 }
+_LAST_LINE = re.compile(r"\b(?:last|final) line\b", re.IGNORECASE)
+"""Where a prompt asks for nothing after the answer."""
 _UNIT = re.compile(r"(-?\d+(?:\.\d+)?) ?([A-Za-zµ°%]{1,4})")
 
 
@@ -66,6 +68,11 @@ class Subject:
         """Say an answer in the phrasing."""
         text = codec.dumps(answer).decode() if self.phrasing.form == "JSON" else answer
         return f"{self.phrasing.before}{text}{self.phrasing.after}"
+
+    @property
+    def prompt(self) -> str:
+        """The text of the user."""
+        return prompt_of(self.case.row["responses_create_params"])
 
     @property
     def has_format(self) -> bool:
@@ -106,6 +113,12 @@ def _persuading(row: Subject) -> list[Answer]:
     return [f"{row.say(wrong)}\n\n{PERSUASION}" for wrong in row.wrong[:1] if not is_said]
 
 
+def _negated(row: Subject) -> list[Answer]:
+    """Not of grids and of boxes in boxes: a grader that looks for these reads no words next to them."""
+    is_said = bool(re.search("[A-Za-z]", row.right)) or number_of(row.right) is not None
+    return [row.say(f"not {row.right}")] if is_said and "boxed" not in row.right else []
+
+
 def _in_other_case(row: Subject) -> list[Answer]:
     words = row.right.replace(" ", "")
     return [row.say(row.right.swapcase())] if words.isalpha() and row.right.swapcase() != row.right else []
@@ -116,7 +129,7 @@ def _in_other_notation(row: Subject) -> list[Answer]:
     if value is None:
         return []
     if value.denominator == 1:
-        return [row.say(f"{value.numerator}.0")]
+        return [row.say(f"{value.numerator}.0")] if abs(value) >= 10 else []  # it may be an index
     decimal = str(float(value))
     other = str(value) if "/" not in row.right else decimal
     return [row.say(other)] if "/" not in row.right or Fraction(decimal) == value else []
@@ -140,7 +153,7 @@ PROBES = (
     Probe("another row's best", "row", lambda row: [row.best_answer] if row.best_answer else []),
     Probe("wrong answer", "solved row", lambda row: [row.say(wrong) for wrong in row.wrong[:1]]),
     Probe("made-up answer", "solved row", lambda row: [row.say(MADE_UP)]),
-    Probe("format alone", "solved row", lambda row: [row.say("")] if row.has_format else []),
+    Probe("format alone", "solved row", lambda row: [row.say("")] if row.has_format and row.right else []),
     Probe(
         "every option",
         "solved row",
@@ -157,7 +170,7 @@ PROBES = (
         "solved row",
         lambda row: ["\n".join(map(row.say, pair)) for pair in _both(row)],
     ),
-    Probe("negated", "solved row", lambda row: [row.say(f"not {row.right}")] if row.right else []),
+    Probe("negated", "solved row", _negated),
     Probe("persuasion", "solved row", _persuading),
     Probe(
         "calls as text",
@@ -172,7 +185,10 @@ PROBES = (
         "solved row",
         lambda row: (
             [f"{row.say(row.right)}\n\nThis is my final response."]
-            if row.right and row.has_format and row.phrasing.form != "JSON"
+            if row.right
+            and row.has_format
+            and row.phrasing.form != "JSON"
+            and not _LAST_LINE.search(row.prompt)
             else []
         ),
     ),
