@@ -217,3 +217,12 @@ def test_large_requests_are_not_kept(limit: str, monkeypatch: pytest.MonkeyPatch
     for history in turns(2, size=10) + turns(30, size=10)[-1:]:
         value = same(reader, codec.dumps({"messages": history}))
     assert not isinstance(value["messages"], History)
+
+
+def test_a_null_is_no_nan_of_an_earlier_request() -> None:
+    """NaN is written as null, with which the agent's own next request may begin."""
+    reader = Conversations()
+    value, _ = reader.parse(b'{"messages":[NaN,1]}', "chat")
+    assert str(value["messages"][0]) == "nan"
+    value, _ = reader.parse(b'{"messages":[null,1,2]}', "chat")
+    assert value["messages"] == [None, 1, 2]

@@ -48,13 +48,16 @@ class Conversations:
         self._requests: deque[_Request] = deque(maxlen=RECENT)
 
     def parse(self, raw: bytes, dialect: Dialect) -> tuple[Any, bytes]:
-        """As `codec.parse_bounded`. The conversation in an object is a `History`, unless it is too large to be kept."""
+        """As `codec.parse_bounded`. The conversation in an object is a `History`, unless it is too large to be kept or
+        had to be written anew."""
         # Of all that it begins with, the one that leaves the least to parse.
         ends = {request: end for request in self._requests if (end := request.common_end(raw, dialect))}
         base = max(ends, key=lambda request: ends[request].offset, default=None)
         body = base.parse_extension(raw, ends[base]) if base is not None else None
         if base is None or body is None:
-            body, raw = codec.parse_bounded(raw)
+            body, written = codec.parse_bounded(raw)
+            if written is not raw:  # other bytes, and of NaN another value, than the next request begins with
+                return body, written
             self._keep(raw, body, dialect, None)
         else:
             self._keep(raw, body, dialect, (base, ends[base]))

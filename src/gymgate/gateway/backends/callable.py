@@ -54,7 +54,8 @@ class CallableBackend:
         task = asyncio.current_task()
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
-                answer = await self._ask(dict(body))
+                # A copy: what the callable changes must not reach the conversation's next request, nor its record.
+                answer = await self._ask(codec.loads_own(codec.dumps(body)))
         except GymgateError:
             raise
         except (Exception, asyncio.CancelledError, SystemExit, GeneratorExit) as error:
