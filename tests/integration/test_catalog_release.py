@@ -216,6 +216,7 @@ def test_info(runtime: Runtime) -> None:
     text = run("info", "mcqa", *version)
     for expected in ("mcqa_simple_agent (simple_agent)", "example_rollouts  ", "package: tiktoken"):
         assert expected in text
+    assert "[user] You should output your final response letter" in text
     described = json.loads(run("info", "resources_servers/mcqa", "--json", *version))
     assert described["default_config"] == "mcqa"
     assert {"name": "example", "kind": "rows"}.items() <= described["data"][0].items()

@@ -215,3 +215,37 @@ def test_rows_of_every_config_go_where_nemo_gym_sends_them() -> None:
                     )
     assert owned == OWNED
     assert relayed > 400
+
+
+def test_what_needs_rows_or_judges_itself_does_not_need_none(fresh: Path) -> None:
+    by_name = {item["environment"]: item for item in json.loads(run("list", "--json"))}
+    free = {item["environment"] for item in json.loads(run("list", "--needs", "none", "--json"))}
+    assert by_name["answer-judge"]["needs_data"]
+    assert by_name["proof_judge"]["is_self_judged"]
+    assert not by_name["math_with_code"]["needs_data"] | by_name["math_with_code"]["is_self_judged"]
+    assert free & {"answer-judge", "proof_judge", "math_with_code"} == {"math_with_code"}
+    [row] = [line for line in run("list", "proof_judge").splitlines() if line.startswith("proof_judge ")]
+    assert row.split()[-1] == "self-judged"
+    assert "only the release" not in run("info", "proof_judge") + run("info", "answer-judge")
+    assert "only the release" in run("info", "math_with_code")
+    kinds = json.loads(run("list", "--needs", "data", "--json"))
+    assert {item["needs_data"] for item in kinds} == {True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "guess"),
+    [(["maths"], "--domain math?"), (["--domain", "maths"], "--domain math?"), (["mqca"], "mcqa")],
+)
+def test_a_list_without_a_match_guesses(fresh: Path, arguments: list[str], guess: str) -> None:
+    done = CliRunner().invoke(cli, ["list", *arguments])
+    assert done.stdout == ""
+    assert guess in done.stderr
+
+
+def test_info_says_whose_data_it_is_and_prepares_only_what_can_be_had(fresh: Path) -> None:
+    described = run("info", "math_with_code")
+    assert "Apache 2.0; verified by NeMo Gym: no" in described
+    assert "/v0.7.0/resources_servers/math_with_code" in described
+    assert "gymgate data prepare" not in described
+    assert "--data FILE" in described
+    assert "gymgate data prepare" in run("info", "answer-judge")

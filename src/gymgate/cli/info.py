@@ -13,11 +13,15 @@ import click
 from gymgate.cli.options import gym_option, json_option
 from gymgate.cli.output import echo, log, print_json, print_table
 from gymgate.core.config import RuntimeConfig
+from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
 from gymgate.gym.catalog.entries import Dataset
 from gymgate.gym.catalog.needs import Need
 from gymgate.gym.inside.resolve import MISSING, SandboxReference, ServerInstance, walk
+from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import open_catalog
+from gymgate.rollouts.row_fields import flat_row
+from gymgate.rollouts.transcript import cut, transcript
 
 if TYPE_CHECKING:
     from gymgate.quality import CheckResult
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 _IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
 """Settings that name an image."""
 IMAGES_SHOWN = 3
+LONGEST_PROMPT = 600
+"""Characters of a message that are shown."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,10 @@ class EnvironmentDescription:
     path: Path
     domain: str | None
     description: str | None
+    verified: bool | None
+    """NeMo Gym's own word; `None`: it does not say."""
+    needs_data: bool
+    """Whether the release has no rows of it that can be run."""
     default_config: str
     configs: Sequence[ConfigDescription]
     data: Sequence[DataFile]
@@ -124,12 +134,13 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
     if as_json:
         print_json(description(found, record))
         return
-    _head(found)
+    _head(found, catalog.version)
     _configs(found, config)
     _environment_servers(found)
     _data(found, config)
     _sandboxes(found, config)
-    _needs(config)
+    _needs(found, config)
+    _first_prompt(found)
     if record is not None:
         _record(record)
 
@@ -142,6 +153,8 @@ def description(environment: Environment, record: CheckResult | None) -> Environ
         path=environment.path,
         domain=environment.domain,
         description=environment.description,
+        verified=environment.verified,
+        needs_data=environment.needs_data,
         default_config=environment.config().name,
         configs=[_config_description(config) for config in environment.configs],
         data=[replace(file, lines=file.rows()) for file in environment.data],
@@ -208,11 +221,18 @@ def _record(record: CheckResult) -> None:
         echo(f"  not measured: {what} ({why})")
 
 
-def _head(environment: Environment) -> None:
+def _head(environment: Environment, release: str) -> None:
     echo(f"{environment.name} ({environment.kind}, domain {environment.domain or 'unknown'})")
     if environment.description:
         echo(environment.description)
     echo(str(environment.path))
+    licences = sorted(
+        {each.license for config in environment.configs for each in config.datasets if each.license}
+    )
+    verified = {True: "yes", False: "no", None: "not stated"}[environment.verified]
+    echo(f"licence of its data: {', '.join(licences) or 'not stated'}; verified by NeMo Gym: {verified}")
+    if environment.kind != "config":
+        echo(f"source: https://github.com/NVIDIA-NeMo/Gym/tree/v{release}/{environment.known_as}")
 
 
 def _configs(environment: Environment, shown: EnvConfig) -> None:
@@ -256,14 +276,23 @@ def _data(environment: Environment, config: EnvConfig) -> None:
         )
     else:
         echo("no packaged data")
-    elsewhere = [
-        f"{dataset.name} ({dataset.path})"
+    absent = [
+        dataset
         for dataset in config.datasets
         if not any(file.path.as_posix().endswith(dataset.path) for file in environment.data)
     ]
+    elsewhere = [f"{dataset.name} ({dataset.path})" for dataset in absent]
     if elsewhere:
         echo(f"declared but not in the release: {', '.join(elsewhere)}")
-        echo(f"get it with `gymgate data prepare {environment.known_as}`")
+        is_reached = (
+            not all(dataset.is_in_registry for dataset in absent)
+            or (environment.path / "prepare.py").exists()
+        )
+        echo(
+            f"get it with `gymgate data prepare {environment.known_as}`"
+            if is_reached
+            else "it is only in NVIDIA's own registry, which gymgate does not reach; give your own rows with --data FILE"
+        )
 
 
 def _sandboxes(environment: Environment, config: EnvConfig) -> None:
@@ -305,10 +334,15 @@ def _sandbox_description(config: EnvConfig, reference: SandboxReference) -> Sand
     )
 
 
-def _needs(config: EnvConfig) -> None:
+def _needs(environment: Environment, config: EnvConfig) -> None:
     echo()
+    if environment.needs_data:
+        echo("it has no rows that run: prepare them, or give your own with --data FILE")
+    if config.is_self_judged:
+        echo(f"config {config.name}: the policy is its own judge or user")
     if not config.needs:
-        echo(f"config {config.name} needs only the release and a policy")
+        if not (environment.needs_data or config.is_self_judged):
+            echo(f"config {config.name} needs only the release and a policy")
         return
     echo(f"config {config.name} needs (estimated from its files):")
     for need in config.needs:
@@ -317,3 +351,15 @@ def _needs(config: EnvConfig) -> None:
         echo(
             f"{len(config.requirements)} Python requirement(s), installed on first use or by `gymgate setup`"
         )
+
+
+def _first_prompt(environment: Environment) -> None:
+    """The first row's conversation, where rows are at hand."""
+    try:
+        row = next(iter(open_rows("example", environment=environment)))
+    except (ConfigError, DataError, StopIteration):
+        return
+    echo()
+    echo("prompt of the first example row:")
+    for entry in transcript(flat_row(row.data)):
+        echo(f"  [{entry.role}] {cut(entry.text, LONGEST_PROMPT)}")

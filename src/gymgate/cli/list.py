@@ -13,11 +13,24 @@ from gymgate.cli.output import log, print_json, print_table
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import EnvConfig, Environment
-from gymgate.gym.catalog.entries import AGENT_KIND
+from gymgate.gym.catalog.entries import AGENT_KIND, near
 from gymgate.gym.catalog.needs import Need
 from gymgate.gym.runtime import open_catalog
 
-NEEDS = ("package", "judge", "key", "docker", "download", "git", "gpu", "binary", "config", "search")
+NEEDS = (
+    "data",
+    "self-judged",
+    "package",
+    "judge",
+    "key",
+    "docker",
+    "download",
+    "git",
+    "gpu",
+    "binary",
+    "config",
+    "search",
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,10 @@ class ListedEnvironment:
     environment_servers: Sequence[str]
     """Types of the environment servers that own its episodes; relays to an agent are left out."""
     needs: Sequence[Need]
+    needs_data: bool
+    """Whether the release has no rows of it that can be run."""
+    is_self_judged: bool
+    """Whether the policy's own model is its judge or user."""
     data: Sequence[str]
     """Packaged files of rows."""
     recordings: Sequence[str]
@@ -52,7 +69,7 @@ class ListedEnvironment:
     "--needs",
     type=click.Choice(["none", *NEEDS]),
     multiple=True,
-    help="Only environments with this need; `none`: they need only the release and a policy. Repeatable: with any of them.",
+    help="Only environments with this need; `none`: they run with the release and a policy alone. Repeatable: with any of them.",
 )
 @click.option(
     "--without",
@@ -74,7 +91,7 @@ def command(
     """List environments and what each needs.
 
     PATTERN is part of a name, or a glob. The needs are those of an environment's default config. They are estimated from
-    its files; nothing is run.
+    its files; nothing is run. `data`: the release has no rows that run; `self-judged`: the policy is its own judge or user.
     """
     catalog = open_catalog(gym, progress=log)
     environments = catalog.agents() if kind == KINDS[AGENT_KIND] else catalog.environments(progress=log)
@@ -91,10 +108,20 @@ def command(
         print_json([summary(item, names) for item in shown])
         return
     if not shown:
-        log(f"none of the {len(environments)} environments of nemo-gym {catalog.version} matches")
+        guess = _guess(environments, pattern, domain)
+        log(f"none of the {len(environments)} environments of nemo-gym {catalog.version} matches{guess}")
         return
     header = ("environment", "kind", "domain", "agents", "data", "needs")
     print_table(header, (_row(item, names) for item in shown))
+
+
+def _guess(environments: Sequence[Environment], pattern: str | None, domain: str | None) -> str:
+    """Return a question with a domain or names near to what was asked for, or nothing."""
+    domains = sorted({item.domain for item in environments if item.domain})
+    if close := [] if domain in domains else near(domain or pattern or "", domains):
+        return f"; did you mean --domain {close[0]}?"
+    close = near(pattern or "", sorted({item.name for item in environments}))
+    return f"; near names: {', '.join(close)}" if close and not any(map(str.isspace, pattern or "")) else ""
 
 
 def matches(environment: Environment, pattern: str | None) -> bool:
@@ -108,9 +135,16 @@ def matches(environment: Environment, pattern: str | None) -> bool:
 
 def fits(environment: Environment, needs: Collection[str], without: Iterable[str]) -> bool:
     """Whether the default config needs one of `needs`, if any are given, and none of `without`."""
-    own = set(environment.config().need_kinds)
+    own = set(need_kinds(environment))
     asked_for = not needs or not own.isdisjoint(needs) or ("none" in needs and not own)
     return asked_for and own.isdisjoint(without)
+
+
+def need_kinds(environment: Environment) -> tuple[str, ...]:
+    """Return what the default config needs: `data` without rows, `self-judged` if the policy judges, and its other needs."""
+    config = environment.config()
+    first = {"data": environment.needs_data, "self-judged": config.is_self_judged}
+    return (*(name for name, holds in first.items() if holds), *config.need_kinds)
 
 
 def short_names(environments: Iterable[Environment]) -> dict[str, str]:
@@ -136,6 +170,8 @@ def summary(environment: Environment, names: dict[str, str]) -> ListedEnvironmen
         agents=[agent.type for agent in config.agents],
         environment_servers=[server.type for server in config.environment_servers],
         needs=config.needs,
+        needs_data=environment.needs_data,
+        is_self_judged=config.is_self_judged,
         data=[file.name for file in environment.data if file.kind == "rows"],
         recordings=[file.name for file in environment.recordings()],
     )
@@ -149,7 +185,7 @@ def _row(environment: Environment, names: dict[str, str]) -> tuple[str, ...]:
         environment.domain or "-",
         _agents(config),
         _default_data(environment),
-        ", ".join(config.need_kinds) or "none",
+        ", ".join(need_kinds(environment)) or "none",
     )
 
 

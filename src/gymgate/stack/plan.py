@@ -19,7 +19,12 @@ from gymgate.core.config import (
 from gymgate.core.errors import ConfigError, NeedMissingError
 from gymgate.core.http_client import LOOPBACK, url_host
 from gymgate.gateway.route import POLICY_AS_JUDGE
-from gymgate.gym.catalog.needs import judge_references, policy_servers, refuse_unanswered
+from gymgate.gym.catalog.needs import (
+    judge_references,
+    judges_with_policy,
+    policy_servers,
+    refuse_unanswered,
+)
 from gymgate.gym.catalog.sandboxes import (
     DOCKER,
     packaged_providers,
@@ -228,7 +233,7 @@ class EnvironmentPlan:
     def model_servers(self) -> tuple[str, ...]:
         """Every model server that the gateway answers for."""
         named = (server.name for server in _servers_to_start(self.config, MODELS))
-        is_own_judge = any(_judges_with_policy(server) for server in self.servers.values())
+        is_own_judge = any(judges_with_policy(server) for server in self.servers.values())
         own_judge = [POLICY_AS_JUDGE] if is_own_judge else []
         return (*named, *self.urls, *own_judge, *self.stand_ins.values())
 
@@ -326,7 +331,7 @@ class EnvironmentPlan:
                 placed = _address(server, ports[server.name], **settings)
                 if server.name in self.stand_ins:
                     placed = _with_policy(placed, self.stand_ins[server.name])
-                elif _judges_with_policy(server):
+                elif judges_with_policy(server):
                     placed = _with_policy(placed, POLICY_AS_JUDGE)
                 result[server.name] = placed
         if ray is not None:
@@ -380,12 +385,6 @@ def _address(server: ServerInstance, port: int, *, host: str = LOOPBACK, **setti
     if "num_workers" in block:
         block["num_workers"] = 1  # each of its processes is a server with one
     return {server.kind: {server.type: block}}
-
-
-def _judges_with_policy(server: ServerInstance) -> bool:
-    """Whether a server that does not play the policy itself refers to the policy's model server, for a judge or a user."""
-    is_player = server.kind == AGENTS or (server.kind == ENVIRONMENT_SERVERS and not server.called_agents)
-    return not is_player and POLICY in _names_in(server)
 
 
 def _with_policy(node: Any, stand_in: str) -> Any:

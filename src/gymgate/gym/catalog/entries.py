@@ -11,7 +11,7 @@ from typing import Any, Literal
 from gymgate.core import codec
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError
-from gymgate.gym.catalog.needs import Need, judge_references, model_references
+from gymgate.gym.catalog.needs import Need, judge_references, judges_with_policy, model_references
 from gymgate.gym.inside.resolve import (
     AGENTS,
     ENVIRONMENT_SERVERS,
@@ -41,6 +41,9 @@ class Dataset:
     type: str
     path: str
     """As the config writes it, relative to a component root."""
+    license: str | None = None
+    is_in_registry: bool = False
+    """Whether the config names only NVIDIA's own registry for it, which `gymgate data prepare` does not reach."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,14 @@ class EnvConfig:
         items = (item for item in declared if isinstance(item, dict))
         return tuple(
             dict.fromkeys(
-                Dataset(str(item.get("name")), str(item.get("type")), str(item.get("jsonl_fpath")))
+                Dataset(
+                    str(item.get("name")),
+                    str(item.get("type")),
+                    str(item.get("jsonl_fpath")),
+                    str(item["license"]) if item.get("license") else None,
+                    bool(item.get("gitlab_identifier"))
+                    and not (item.get("huggingface_identifier") or item.get("prepare_script")),
+                )
                 for item in items
             )
         )
@@ -112,6 +122,11 @@ class EnvConfig:
         defined = {server.name for server in self.instances if server.kind == MODELS}
         named = {name for name in model_references(self.servers) if "${" not in name}
         return tuple(sorted({*defined, *named} - {POLICY, MISSING}))
+
+    @property
+    def is_self_judged(self) -> bool:
+        """Whether the policy's own model judges, or plays the user, unless another endpoint is given."""
+        return any(judges_with_policy(server) for server in self.servers)
 
     @property
     def need_kinds(self) -> tuple[str, ...]:
@@ -213,6 +228,20 @@ class Environment:
         if not files:
             raise ConfigError(self._no_data(name))
         return files[0]
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the release has no rows of it that can be run: they are to be prepared or given."""
+        try:
+            return self.data_file().kind != "rows"
+        except ConfigError:
+            return True
+
+    @property
+    def verified(self) -> bool | None:
+        """NeMo Gym's own `verified` of the default config's servers; `None`: it does not say."""
+        marks = [server.block["verified"] for server in self.config().servers if "verified" in server.block]
+        return all(mark is True for mark in marks) if marks else None
 
     def recordings(self) -> tuple[DataFile, ...]:
         """Return the files of recorded rollouts: rows with a `response`."""

@@ -59,6 +59,12 @@ def model_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
     return settings
 
 
+def judges_with_policy(server: ServerInstance) -> bool:
+    """Whether a server that does not play the policy itself refers to the policy's model server, for a judge or a user."""
+    is_player = server.kind == AGENTS or (server.kind == ENVIRONMENT_SERVERS and not server.called_agents)
+    return not is_player and POLICY in {name for _, _, name in references(server.block)}
+
+
 def policy_servers(agent: ServerInstance) -> frozenset[str]:
     """Return the model servers that are an agent's policy: those that its block names, else the usual one."""
     named = (references(agent.block.get(key)) for key in _OWN_MODEL)
