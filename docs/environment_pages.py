@@ -15,7 +15,15 @@ from gymgate.gym.catalog.entries import PACKAGED_KINDS, Need
 from gymgate.gym.catalog.shipped import load
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Verdict
-from gymgate.quality.record.findings import CASE_TEXTS, Finding, FindingKind, findings, suspicions
+from gymgate.quality.record.findings import (
+    CASE_TEXTS,
+    Finding,
+    FindingKind,
+    dismissals,
+    findings,
+    proofs,
+    suspicions,
+)
 from gymgate.quality.record.schema import ANSWERS, CASES, Section
 from gymgate.quality.record.storage import shipped_records
 
@@ -105,7 +113,8 @@ PROVEN = """\
 A [probe](check.md#probes) made an answer of a row, and the reward is not what an honest grader pays. The line is in the
 release's code; what it does there is ours to judge, and may be intended. Each command shows it again without a model."""
 SUSPECTED = """\
-Flags of probes of which nobody read the grader's code yet. A flag may be wrong, so these are counts, not names."""
+Flags of probes of which nobody read the grader's code yet. Of the {read} that were read, {ours} were our own errors, so these are
+counts, not names."""
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -200,7 +209,9 @@ def findings_page(records: Iterable[CheckResult]) -> str:
         commands = dict.fromkeys(reproducing(record, finding) for record, finding in found)
         lines += ["```bash", *commands, "```", ""]
     if unread:
-        lines += [unsearched("Suspicions"), "", SUSPECTED, ""]
+        read, ours = (sum(len(each.probes) for each in judgements) for judgements in (proofs(), dismissals()))
+        suspected = SUSPECTED.format(read=read + ours, ours=ours)
+        lines += [unsearched("Suspicions"), "", suspected, ""]
         lines += table(
             ("kind", "flags"), [[KINDS[kind][0], str(unread[kind])] for kind in KINDS if unread[kind]]
         )

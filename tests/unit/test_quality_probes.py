@@ -107,3 +107,5 @@ async def test_a_flag_is_a_finding_once_the_code_was_read(monkeypatch: pytest.Mo
     [finding] = findings(record)
     assert (finding.proof, [*suspicions(record)]) == (proof, [])
     assert "app.py:7" in finding.label
+    monkeypatch.setattr(findings_module, "dismissals", lambda: (proof,))
+    assert [*problems(record)] == [], "an error of the probe"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from gymgate.core.config import Config
 from gymgate.quality.known import known
@@ -34,8 +34,8 @@ SUSPICIONS: frozenset[FindingKind] = frozenset({
 """Kinds that probes flag. Only the grader's code tells whether such a reward is wrong."""
 
 
-class Proof(Config):
-    """What was read in the grader's code that makes a flag a finding."""
+class Dismissal(Config):
+    """Flags that the grader's code does not bear out: an error of the probe."""
 
     environment: str
     """`KIND/NAME`."""
@@ -43,17 +43,42 @@ class Proof(Config):
     """Release."""
     probes: tuple[ProbeName, ...]
     """Probes that flagged it."""
+    reason: str
+    """What the code does, or why the flag says nothing."""
+
+
+class Proof(Dismissal):
+    """What was read in the grader's code that makes a flag a finding."""
+
     file: str
     """Path below the packages of the release."""
     line: int
-    reason: str
-    """What the code does there."""
 
 
 @cache
 def proofs() -> tuple[Proof, ...]:
     """Return the proofs that ship with gymgate."""
-    return tuple(Proof.model_validate(each) for each in known().get("proofs", ()))
+    return tuple(Proof.model_validate(proof) for proof in known()["proofs"])
+
+
+@cache
+def dismissals() -> tuple[Dismissal, ...]:
+    """Return the dismissals that ship with gymgate."""
+    return tuple(Dismissal.model_validate(dismissal) for dismissal in known()["dismissals"])
+
+
+Judgement = TypeVar("Judgement", bound=Dismissal)
+
+
+def _by_probe(judgements: Iterable[Judgement], record: CheckResult) -> dict[ProbeName, Judgement]:
+    """Return the judgements on a record's flags."""
+    name = (f"{record.kind}/{record.environment}", record.nemo_gym)
+    return {
+        probe: judgement
+        for judgement in judgements
+        if (judgement.environment, judgement.nemo_gym) == name
+        for probe in judgement.probes
+    }
 
 
 class Finding(NamedTuple):
@@ -99,16 +124,13 @@ def suspicions(record: CheckResult) -> Iterator[Finding]:
 
 
 def problems(record: CheckResult) -> Iterator[Finding]:
-    """Yield every possible problem."""
-    name = f"{record.kind}/{record.environment}"
-    its = {
-        probe: proof
-        for proof in proofs()
-        if (proof.environment, proof.nemo_gym) == (name, record.nemo_gym)
-        for probe in proof.probes
-    }
-    for finding in _flags_and_facts(record):
-        yield finding if finding.probe is None else finding._replace(proof=its.get(finding.probe))
+    """Yield every possible problem but dismissed flags."""
+    proven, dismissed = _by_probe(proofs(), record), _by_probe(dismissals(), record)
+    for problem in _flags_and_facts(record):
+        if problem.probe is None:
+            yield problem
+        elif problem.probe not in dismissed:
+            yield problem._replace(proof=proven.get(problem.probe))
 
 
 def _flags_and_facts(record: CheckResult) -> Iterator[Finding]:
