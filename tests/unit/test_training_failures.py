@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,7 +20,7 @@ from gymgate.core.errors import (
 )
 from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
 from gymgate.rollouts import Rollout
-from gymgate.stack import AgentInfo
+from gymgate.stack import AgentInfo, Stack
 from gymgate.tokens import Sample, TokenPolicy
 from gymgate.tokens.engines import CallableEngine
 
@@ -33,6 +33,9 @@ ROW = {"responses_create_params": {"input": "hi"}}
 
 class FakeStack:
     """Answers each row as `run` says, and knows whether it was closed."""
+
+    names: ClassVar[dict[str, str]] = {}
+    refuse_training = Stack.refuse_training
 
     def __init__(self, run: Callable[[Any], Any]) -> None:
         self.agents = {"a_agent": AgentInfo("a", "a_agent", "simple_agent")}

@@ -34,6 +34,12 @@ def no_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_room, "make_renderer", lambda *args: None)
 
 
+class AloneStack(Stack):
+    """A stack without a lease, and so without agents."""
+
+    agents: Any = {}  # noqa: RUF012
+
+
 async def test_a_failed_start_is_told_to_all_who_wait_and_the_next_tries_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -44,7 +50,7 @@ async def test_a_failed_start_is_told_to_all_who_wait_and_the_next_tries_again(
         await asyncio.sleep(0)
         if len(starts) == 1:
             raise StackStartError("mcqa did not listen")
-        return Stack(config, None, None)  # type: ignore[arg-type]
+        return AloneStack(config, None, None)  # type: ignore[arg-type]
 
     monkeypatch.setattr("gymgate.integrations.training.rollouts.connect", connect)
     shared = RolloutRunner(ENTRY.stack, RolloutLimits())
@@ -63,7 +69,7 @@ async def test_a_cancelled_rollout_leaves_the_start_to_the_others(monkeypatch: p
 
     async def connect(config: StackConfig, **_: Any) -> Stack:
         await let_go.wait()
-        return Stack(config, None, None)  # type: ignore[arg-type]
+        return AloneStack(config, None, None)  # type: ignore[arg-type]
 
     monkeypatch.setattr("gymgate.integrations.training.rollouts.connect", connect)
     shared = RolloutRunner(ENTRY.stack, RolloutLimits())
