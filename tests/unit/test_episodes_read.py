@@ -8,6 +8,7 @@ import pytest
 
 from gymgate.core import codec
 from gymgate.rollouts.episodes import EpisodeFailure, failed_episode_fields, failure_error, read_episode
+from gymgate.rollouts.result import MAX_MESSAGE
 from gymgate.rollouts.row import make_row, row_key
 from gymgate.rollouts.row_fields import agent_of, environment_server_of, flat_row, taskset_of
 from gymgate.stack.routing import episode_request
@@ -145,3 +146,14 @@ def test_each_failure_has_a_class_of_ours(failure: EpisodeFailure, name: str, ki
     assert fields["error"]["terminal"] is failure.terminal
     assert not (failure.terminal and fields["error"]["retryable"])
     assert "'e'" in fields["error"]["message"]
+
+
+def test_a_long_reason_becomes_a_short_line() -> None:
+    """Its end too, where a traceback says what was raised."""
+    error = failure_error(
+        EpisodeFailure("first\n" + "x" * 100_000 + "\nlast", False, stage="y" * 100_000), "e"
+    )
+    assert len(error.message) < 3 * MAX_MESSAGE
+    assert "\n" not in error.message
+    assert "first" in error.message
+    assert error.message.endswith("last")

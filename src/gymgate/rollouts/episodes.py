@@ -11,7 +11,7 @@ from gymgate.core.errors import (
     PolicyError,
     RolloutTimeoutError,
 )
-from gymgate.rollouts.result import JUDGE_KINDS, error_fields, without_trajectories
+from gymgate.rollouts.result import JUDGE_KINDS, error_fields, one_line, without_trajectories
 
 FLAT_CLASS = "environment_server_failed"
 """The `_ng_failure_class` of a failure that is reported without an envelope."""
@@ -66,8 +66,8 @@ def _failure(reason: Any, terminal: Any, kind: Any, stage: Any, partial: Any) ->
 
 def failure_error(failure: EpisodeFailure, server: str) -> GymgateError:
     """Return the error of a rollout whose environment server reports a failure."""
-    stage = f", stage {failure.stage}" if failure.stage else ""
-    message = f"environment server {server!r}{stage}: {' '.join(failure.reason.split())}"
+    stage = f", stage {one_line(failure.stage)}" if failure.stage else ""
+    message = f"environment server {server!r}{stage}: {one_line(failure.reason)}"
     if failure.kind in JUDGE_KINDS:
         return PolicyError(f"its judge failed: {message}", retryable=not failure.terminal)
     if failure.stage == "admission":

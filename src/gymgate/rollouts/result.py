@@ -184,10 +184,10 @@ def run_error(status: int, body: bytes, server: str, kind: str = "agent") -> Gym
     """Return the error for a `/run` of an agent, or of a server of another kind, that answered with another status than 200."""
     answer = inner = _read(body)
     if status == 422:
-        return DataError(f"{kind} {server!r} rejects the row: {_line(answer)}")
+        return DataError(f"{kind} {server!r} rejects the row: {one_line(answer)}")
     while (passed_on := _passed_on(inner)) is not None:
         inner = _read(passed_on)
-    message = _line(inner) if inner is answer else f"a server that it called failed: {_line(inner)}"
+    message = one_line(inner) if inner is answer else f"a server that it called failed: {one_line(inner)}"
     return EnvironmentServerError(
         f"{kind} {server!r}: HTTP {status}: {message}", server=server, status_code=status
     )
@@ -205,7 +205,7 @@ def _passed_on(answer: Any) -> bytes | None:
 
 def error_line(body: bytes) -> str:
     """Return an error body in one line: FastAPI's list of complaints, Gym's JSON string, or whatever there is."""
-    return _line(_read(body))
+    return one_line(_read(body))
 
 
 def _read(body: bytes) -> Any:
@@ -215,7 +215,8 @@ def _read(body: bytes) -> Any:
         return body.decode(errors="replace")
 
 
-def _line(value: Any) -> str:
+def one_line(value: Any) -> str:
+    """Return what a server says as one line of at most `MAX_MESSAGE` characters, about: its start and its end."""
     if isinstance(value, dict) and "detail" in value:
         value = value["detail"]
     if isinstance(value, list):

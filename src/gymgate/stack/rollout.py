@@ -285,7 +285,9 @@ class RolloutRun:
             reason = (
                 result.get("failure_reason") or result.get("_ng_failure_judge_error") or "it gives no reason"
             )
-            return PolicyError(f"the environment says that its judge failed: {reason}", retryable=True)
+            return PolicyError(
+                f"the environment says that its judge failed: {results.one_line(reason)}", retryable=True
+            )
         if self.route.failure is None or self.route.truncated is not None:
             return None
         last = next((call for call in reversed(self.route.log) if call.record.model_server == POLICY), None)
