@@ -399,12 +399,10 @@ def _sizes(record: CheckResult, environment: Environment) -> Iterator[list[str]]
             source = each.get("source") or each.get("huggingface_identifier") or {}
             repo = source.get("repo_id") if isinstance(source, dict) else None
             where = f"no: {repo}" if repo else "no"
-            yield [
-                Path(path).stem,
-                "-",
-                str(each.get("type")),
-                f"{where}; `gymgate data prepare {environment.name}`",
-            ]
+            known = [dataset for dataset in environment.config().datasets if dataset.path == path]
+            prepare = f"`gymgate data prepare {environment.name}`"
+            reached = prepare if environment.can_prepare(known) else "only in NVIDIA's own registry"
+            yield [Path(path).stem, "-", str(each.get("type")), f"{where}; {reached}"]
 
 
 class _Aspect(NamedTuple):

@@ -249,3 +249,16 @@ def test_info_says_whose_data_it_is_and_prepares_only_what_can_be_had(fresh: Pat
     assert "gymgate data prepare" not in described
     assert "--data FILE" in described
     assert "gymgate data prepare" in run("info", "answer-judge")
+
+
+@pytest.mark.parametrize(
+    ("environment", "data", "is_prepared"),
+    [("math_with_code", "train", False), ("answer-judge", "example", True)],
+)
+def test_rows_that_are_not_there_are_prepared_only_if_that_works(
+    fresh: Path, environment: str, data: str, is_prepared: bool
+) -> None:
+    done = CliRunner().invoke(cli, ["run", environment, "--data", data, "--dry-run"])
+    assert isinstance(done.exception, ConfigError)
+    assert ("gymgate data prepare" in str(done.exception)) == is_prepared
+    assert repr(data) in str(done.exception)

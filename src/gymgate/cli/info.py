@@ -15,7 +15,7 @@ from gymgate.cli.output import echo, log, print_json, print_table
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
-from gymgate.gym.catalog.entries import Dataset
+from gymgate.gym.catalog.entries import REGISTRY_ONLY, Dataset
 from gymgate.gym.catalog.needs import Need
 from gymgate.gym.inside.resolve import MISSING, SandboxReference, ServerInstance, walk
 from gymgate.gym.row_sources import open_rows
@@ -284,14 +284,10 @@ def _data(environment: Environment, config: EnvConfig) -> None:
     elsewhere = [f"{dataset.name} ({dataset.path})" for dataset in absent]
     if elsewhere:
         echo(f"declared but not in the release: {', '.join(elsewhere)}")
-        is_reached = (
-            not all(dataset.is_in_registry for dataset in absent)
-            or (environment.path / "prepare.py").exists()
-        )
         echo(
             f"get it with `gymgate data prepare {environment.known_as}`"
-            if is_reached
-            else "it is only in NVIDIA's own registry, which gymgate does not reach; give your own rows with --data FILE"
+            if environment.can_prepare(absent)
+            else f"{REGISTRY_ONLY}; give your own rows with --data FILE"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,9 @@ AGENT_KIND: EnvironmentKind = "responses_api_agents"
 """Agents that ship data or need no resources server. They are found by their full name only."""
 
 
+REGISTRY_ONLY = "it is only in NVIDIA's own registry, which gymgate does not reach"
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A dataset that an agent's config declares; its file may not be packaged."""
@@ -44,6 +47,14 @@ class Dataset:
     license: str | None = None
     is_in_registry: bool = False
     """Whether the config names only NVIDIA's own registry for it, which `gymgate data prepare` does not reach."""
+
+
+def _is_in_registry(item: Mapping[str, Any]) -> bool:
+    """Whether an entry of `datasets` names NVIDIA's own registry and no other place."""
+    source = item.get("source") or {}
+    registry = item.get("gitlab_identifier") or source
+    others = (item.get("huggingface_identifier"), source.get("repo_id"), item.get("prepare_script"))
+    return bool(registry.get("dataset_name")) and not any(others)
 
 
 @dataclass(frozen=True)
@@ -104,8 +115,7 @@ class EnvConfig:
                     str(item.get("type")),
                     str(item.get("jsonl_fpath")),
                     str(item["license"]) if item.get("license") else None,
-                    bool(item.get("gitlab_identifier"))
-                    and not (item.get("huggingface_identifier") or item.get("prepare_script")),
+                    _is_in_registry(item),
                 )
                 for item in items
             )
@@ -237,6 +247,16 @@ class Environment:
         except ConfigError:
             return True
 
+    def can_prepare(self, datasets: Iterable[Dataset]) -> bool:
+        """Whether `gymgate data prepare` may get one of these datasets: not all are in NVIDIA's own registry alone."""
+        return any(not dataset.is_in_registry or self._has_script(dataset) for dataset in datasets)
+
+    def _has_script(self, dataset: Dataset) -> bool:
+        """Whether a `prepare.py` lies next to a dataset's directory; before installation, whether it is where most have one."""
+        if not self.path.is_absolute():
+            return dataset.path.startswith("environments/")
+        return (self.path.parent.parent / Path(dataset.path).parent.parent / "prepare.py").exists()
+
     @property
     def verified(self) -> bool | None:
         """NeMo Gym's own `verified` of the default config's servers; `None`: it does not say."""
@@ -265,20 +285,22 @@ class Environment:
         return str(own[0] if [path.stem for path in own] == [self.name] else self.path)
 
     def _no_data(self, name: str) -> str:
-        declared = {dataset.name: dataset.path for config in self.configs for dataset in config.datasets}
+        datasets = [dataset for config in self.configs for dataset in config.datasets]
+        declared = {dataset.name: dataset.path for dataset in datasets}
+        asked = [dataset for dataset in datasets if dataset.name == name]
+        prepare = f"`gymgate data prepare {self.known_as}`"
         names = [file.name for file in self.data if file.kind in ("rows", "raw", "rollouts")]
         if name in declared:
-            what = (
-                f"data {name!r} of environment {self.name!r} is not in the wheel ({declared[name]}); "
-                f"`gymgate data prepare {self.known_as}` gets it"
+            what = f"data {name!r} of environment {self.name!r} is not in the wheel ({declared[name]}); " + (
+                f"{prepare} gets it" if self.can_prepare(asked) else REGISTRY_ONLY
             )
         else:
             what = f"environment {self.name!r} has no data {name!r}"
         if names:
             return f"{what}; {_choices(names)}, or a path to a JSONL file"
-        if declared and name not in declared:
-            what += f" (it declares {', '.join(declared)}: `gymgate data prepare {self.known_as}` gets them)"
-        return f"{what}; NeMo Gym ships no rows for it: give a path to a JSONL file"
+        if declared and name not in declared and self.can_prepare(datasets):
+            return f"{what}: NeMo Gym ships no rows for it. Run {prepare} ({', '.join(declared)}), then give them: --data FILE"
+        return f"{what}: NeMo Gym ships no rows for it; give a path to a JSONL file"
 
 
 def joined_name(names: str | Sequence[str]) -> str:
