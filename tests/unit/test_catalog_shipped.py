@@ -262,3 +262,18 @@ def test_rows_that_are_not_there_are_prepared_only_if_that_works(
     assert isinstance(done.exception, ConfigError)
     assert ("gymgate data prepare" in str(done.exception)) == is_prepared
     assert repr(data) in str(done.exception)
+
+
+def test_environment_servers_are_listed_and_relays_are_not(fresh: Path) -> None:
+    described = json.loads(run("info", "example_single_tool_call", "--json", "--gym", "0.7.0"))
+    by_config = {config["name"]: config["environment_servers"] for config in described["configs"]}
+    turn = "example_single_tool_call_single_agent_turn"
+    agents = ["example_single_tool_call_session_agent"]
+    assert by_config == {
+        "example_single_tool_call": [],
+        turn: [{"name": turn, "type": "single_agent_turn_legacy", "agents": agents}],
+    }
+    assert turn in run("info", "example_single_tool_call", "--gym", "0.7.0")
+    listed = {each["environment"]: each for each in json.loads(run("list", "--json", "--gym", "0.7.0"))}
+    assert listed["nemo_user_sim"]["environment_servers"] == ["nemo_user_sim"]
+    assert listed["mcqa"]["environment_servers"] == []
