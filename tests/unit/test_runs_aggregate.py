@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 import random
@@ -581,3 +582,17 @@ def test_a_file_of_the_run_command_is_read(tmp_path: Path) -> None:
     assert (row["environment"], row["tasks"], row["rollouts"], row["failed"]) == ("mcqa", 3, 6, 1)
     write_report(Runs([path]), tmp_path / "report.html")
     assert "mcqa" in (tmp_path / "report.html").read_text()
+
+
+def test_a_carriage_return_ends_no_line_of_a_csv_file(tmp_path: Path) -> None:
+    rows = [
+        {"answer": "a\rb", "x\ry": 1.5},
+        {"answer": None, "x\ry": None},
+        {"answer": "a\r\nb", "x\ry": 2.5},
+    ]
+    tables.write_table(tmp_path / "t.csv", rows)
+    with (tmp_path / "t.csv").open(newline="") as file:
+        read = [*csv.DictReader(file)]
+    assert read == [
+        {name: "" if value is None else str(value) for name, value in row.items()} for row in rows
+    ]

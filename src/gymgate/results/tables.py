@@ -54,9 +54,13 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _write_csv(file: IO[bytes], rows: Sequence[Mapping[str, Any]]) -> int:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer = csv.DictWriter(text, columns_of(rows), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    names = columns_of(rows)
+    plain = csv.writer(text, lineterminator="\n")
+    # Before Python 3.13 that quotes no carriage return, at which readers end a line.
+    quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    for cells in (names, *([_cell(row.get(name)) for name in names] for row in rows)):
+        has_return = any(isinstance(cell, str) and "\r" in cell for cell in cells)
+        (quoting if has_return else plain).writerow(cells)
     text.detach()
     return len(rows)
 
