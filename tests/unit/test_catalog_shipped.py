@@ -226,6 +226,10 @@ def test_what_needs_rows_or_judges_itself_does_not_need_none(fresh: Path) -> Non
     assert free & {"answer-judge", "proof_judge", "math_with_code"} == {"math_with_code"}
     [row] = [line for line in run("list", "proof_judge").splitlines() if line.startswith("proof_judge ")]
     assert row.split()[-1] == "self-judged"
+    assert {name for name, item in by_name.items() if item["runs_code"]} >= {"math_with_code", "code_gen"}
+    assert not by_name["mcqa"]["runs_code"]
+    assert "runs model-written code" in run("list", "math_with_code")
+    assert "with your rights" in run("info", "math_with_code")
     assert "only the release" not in run("info", "proof_judge") + run("info", "answer-judge")
     assert "only the release" in run("info", "math_with_code")
     kinds = json.loads(run("list", "--needs", "data", "--json"))

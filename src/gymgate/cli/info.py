@@ -336,6 +336,8 @@ def _needs(environment: Environment, config: EnvConfig) -> None:
         echo("it has no rows that run: prepare them, or give your own with --data FILE")
     if config.is_self_judged:
         echo(f"config {config.name}: the policy is its own judge or user")
+    if config.runs_code:
+        echo(f"config {config.name} runs code that the model writes, with your rights and without a sandbox")
     if not config.needs:
         if not (environment.needs_data or config.is_self_judged):
             echo(f"config {config.name} needs only the release and a policy")

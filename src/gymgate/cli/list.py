@@ -55,6 +55,8 @@ class ListedEnvironment:
     """Whether the release has no rows of it that can be run."""
     is_self_judged: bool
     """Whether the policy's own model is its judge or user."""
+    runs_code: bool
+    """Whether it is known to run model-written code with your rights, without a sandbox."""
     data: Sequence[str]
     """Packaged files of rows."""
     recordings: Sequence[str]
@@ -172,6 +174,7 @@ def summary(environment: Environment, names: dict[str, str]) -> ListedEnvironmen
         needs=config.needs,
         needs_data=environment.needs_data,
         is_self_judged=config.is_self_judged,
+        runs_code=config.runs_code,
         data=[file.name for file in environment.data if file.kind == "rows"],
         recordings=[file.name for file in environment.recordings()],
     )
@@ -185,7 +188,7 @@ def _row(environment: Environment, names: dict[str, str]) -> tuple[str, ...]:
         environment.domain or "-",
         _agents(config),
         _default_data(environment),
-        ", ".join(need_kinds(environment)) or "none",
+        f"{', '.join(need_kinds(environment)) or 'none'}{' (runs model-written code)' * config.runs_code}",
     )
 
 

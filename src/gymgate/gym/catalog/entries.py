@@ -11,12 +11,13 @@ from typing import Any, Literal
 from gymgate.core import codec
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError
-from gymgate.gym.catalog.needs import Need, judge_references, judges_with_policy, model_references
+from gymgate.gym.catalog.needs import RUNS_CODE, Need, judge_references, judges_with_policy, model_references
 from gymgate.gym.inside.resolve import (
     AGENTS,
     ENVIRONMENT_SERVERS,
     MISSING,
     MODELS,
+    RESOURCES,
     SandboxReference,
     ServerInstance,
 )
@@ -137,6 +138,11 @@ class EnvConfig:
     def is_self_judged(self) -> bool:
         """Whether the policy's own model judges, or plays the user, unless another endpoint is given."""
         return any(judges_with_policy(server) for server in self.servers)
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether one of its servers is known to run model-written code with the user's rights, without a sandbox."""
+        return any(server.kind == RESOURCES and server.type in RUNS_CODE for server in self.servers)
 
     @property
     def need_kinds(self) -> tuple[str, ...]:

@@ -41,6 +41,16 @@ _OWN_MODEL = ("model_server", "policy_model_server")
 _LABELS = {RESOURCES: "resources server", AGENTS: "agent", ENVIRONMENT_SERVERS: "environment server"}
 
 
+RUNS_CODE = frozenset(
+    {
+        *("bigcodebench", "code_fim", "code_gen", "evalplus", "math_with_code", "newton_bench", "nvarc"),
+        "scicode",
+    }
+)
+"""Types of resources servers that run code which the model writes, with the rights of the user who started them: read in the
+source of nemo-gym 0.7.0. Others may, too."""
+
+
 @dataclass(frozen=True)
 class Need:
     """Something that a config needs beyond the wheel and a policy. An estimate from files."""
