@@ -44,7 +44,7 @@ _LABELS = {RESOURCES: "resources server", AGENTS: "agent", ENVIRONMENT_SERVERS: 
 RUNS_CODE = frozenset(
     {
         *("bigcodebench", "code_fim", "code_gen", "evalplus", "math_with_code", "newton_bench", "nvarc"),
-        "scicode",
+        *("scicode", "scicodepile"),
     }
 )
 """Types of resources servers that run code which the model writes, with the rights of the user who started them: read in the
