@@ -144,33 +144,3 @@ async def test_an_object_that_cannot_be_dumped_fails_its_call() -> None:
     with pytest.raises(PolicyError) as raised:
         await CallableBackend(lambda body: Odd()).call({"messages": [USER]})
     assert "Odd" in str(raised.value)
-
-
-@pytest.mark.parametrize("change", ["in front", "inside"])
-@pytest.mark.parametrize("operation", ["chat/completions", "responses"])
-async def test_a_function_may_change_its_request(operation: str, change: str) -> None:
-    """What it changes is in no later request and in no record."""
-    seen: list[Any] = []
-
-    def policy(body: dict[str, Any]) -> str:
-        seen.append([message["content"] for message in body["messages"]])
-        if change == "in front":
-            body["messages"].insert(0, {"role": "system", "content": "of the function"})
-        for message in body["messages"]:
-            message["content"] += " (changed)"
-        return TEXT
-
-    field = "input" if operation == "responses" else "messages"
-    items: list[dict[str, Any]] = []
-    async with Gateway() as gateway, aiohttp.ClientSession() as http:
-        route = gateway.open(CallableBackend(policy))
-        for number in range(4):
-            items.append({"role": "user", "content": f"question {number}"})
-            body = {"model": "m", field: items}
-            async with http.post(f"{route.base_url}/{operation}", json=body) as response:
-                assert response.status == 200, await response.text()
-        upstream = [call.upstream_request for call in route.calls if call.upstream_request is not None]
-    expected = [[f"question {before}" for before in range(number + 1)] for number in range(4)]
-    assert seen == expected
-    sent = [[message["content"] for message in body["messages"]] for body in upstream]
-    assert sent == (expected if operation == "responses" else [])

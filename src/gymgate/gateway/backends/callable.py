@@ -54,8 +54,7 @@ class CallableBackend:
         task = asyncio.current_task()
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
-                # A copy: what the callable changes must not reach the conversation's next request, nor its record.
-                answer = await self._ask(codec.loads_own(codec.dumps(body)))
+                answer = await self._ask(dict(body))
         except GymgateError:
             raise
         except (Exception, asyncio.CancelledError, SystemExit, GeneratorExit) as error:
