@@ -83,7 +83,7 @@ async def test_one_row_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     @asynccontextmanager
     async def acquire(config: StackConfig) -> AsyncIterator[Any]:
-        yield SimpleNamespace(run=run)
+        yield SimpleNamespace(run=run, refuse_training=lambda: None)
 
     monkeypatch.setattr("gymgate.stack.run_row.acquire", acquire)
     row = {"responses_create_params": {"input": "hi"}}

@@ -22,17 +22,21 @@ async def run_row(
     base_url: str,
     api_key: str | None = None,
     limits: RolloutLimits | None = None,
+    judge_policy: HTTPEndpoint | None = None,
     **settings: Any,
 ) -> Rollout:
     """Run one row against the model at `base_url` and return its rollout, for trainers that give each rollout a URL and a key.
 
     An environment by name runs in a stack that all processes of this user share, and that stays up for `SHARED_LINGER_S`
     seconds after its last rollout. Give a `StackConfig` with `share="machine"` to choose more. `settings` are others of
-    `HTTPEndpoint`: `model`, `dialect`, `sampling`, `max_retries`. The key goes nowhere but to `base_url`.
+    `HTTPEndpoint`: `model`, `dialect`, `sampling`, `max_retries`. The key goes nowhere but to `base_url`. `judge_policy` answers
+    where a judge or a user simulator is the policy itself; without it their calls go to `base_url` as well, where a trainer that
+    records every call takes them for turns of the policy.
 
     Train on `gymgate.outcome_of(rollout).reward`, which is `None` where no number counts. A failed rollout is raised as the
     error it failed with, so it never becomes a reward of 0. Raises `ConfigError`, `DataError` or `StackStartError` for what
-    keeps it from starting.
+    keeps it from starting; `ConfigError` also where several agents of a rollout are the policy, and the environment's config does
+    not say which one is trained.
     """
     if isinstance(environment, str):
         environment = StackConfig(environments=(environment,), share="machine", linger_s=SHARED_LINGER_S)
@@ -42,7 +46,10 @@ async def run_row(
         **settings,
     )
     async with acquire(environment) as stack:
-        rollout = await stack.run(row, policy=policy, limits=limits, record_bodies=True)
+        stack.refuse_training()
+        rollout = await stack.run(
+            row, policy=policy, limits=limits, judge_policy=judge_policy, record_bodies=True
+        )
     if outcome_of(rollout).reason == "failed" and rollout.error is not None:
         raise rollout.error.to_exception()
     return rollout
