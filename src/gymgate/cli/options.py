@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from gymgate.cli.output import echo
 from gymgate.cli.texts import header_fields, parse_prices, parse_runtime, sampling_fields
 from gymgate.core.config import (
     DEFAULT_KEY_VARIABLE,
@@ -177,7 +178,7 @@ class GroupedCommand(click.Command):
 def _print_all_options(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not context.resilient_parsing:
         context.meta[ALL_OPTIONS] = True
-        click.echo(context.get_help())
+        echo(context.get_help())
         context.exit()
 
 
