@@ -131,15 +131,9 @@ def _shown(value: Any, decimals: bool) -> str:
     """Return a value as page.js shows it."""
     if value is None:
         return "-"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not decimals or isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    return (
-        f"{value:.3f}"
-        if decimals and (not value or 5e-4 <= abs(value) < 1e9)
-        else f"{value:.4g}"
-        if decimals
-        else str(value)
-    )
+    return f"{value:.3f}" if not value or 5e-4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _verdict(rollout: Mapping[str, Any]) -> Iterator[str]:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -78,9 +79,15 @@ def report_parts(
 ) -> Iterator[Part]:
     """Yield the parts of a report; of runs that have not ended, without notes on tasks that lack rollouts."""
     summary = summary_rows(collected)
+    counts: dict[str, set[int]] = defaultdict(set)
+    for task in collected.tasks.values():
+        counts[task.environment].add(len(task.scores) + task.failed)
     for row in summary:
         if row["environment"] != OVERALL:
-            yield {"headline": _headline(row, collected, is_example=runs.is_example)}
+            repeats = counts[row["environment"]]
+            yield {
+                "headline": _headline(row, repeats, policy_name(collected.policy), is_example=runs.is_example)
+            }
     yield from notes_of(collected)
     for note in notes_on_tasks(collected) if ended else ():
         yield {"note": note}
@@ -125,15 +132,10 @@ def report_parts(
     yield table([*({"setting": name, "value": value} for name, value in origin.items()), *_settings(runs)])
 
 
-def _headline(row: Mapping[str, Any], collected: CollectedTasks, *, is_example: bool) -> str:
+def _headline(row: Mapping[str, Any], repeats: Collection[int], model: str, *, is_example: bool) -> str:
     """Say the result of an environment in a sentence, such as `small-a on mcqa, 5 rows x 8: mean reward 0.510 ± 0.102`."""
     rows = f"{row['tasks']} rows"
-    repeats = {
-        len(task.scores) + task.failed
-        for task in collected.tasks.values()
-        if task.environment == row["environment"]
-    }
-    times = f" x {repeats.pop()}" if len(repeats) == 1 else f", {row['rollouts']} rollouts"
+    times = f" x {next(iter(repeats))}" if len(repeats) == 1 else f", {row['rollouts']} rollouts"
     error = "" if row["mean_reward_se"] is None else f" ± {row['mean_reward_se']:.3f}"
     score = (
         "no reward that counts"
@@ -141,7 +143,7 @@ def _headline(row: Mapping[str, Any], collected: CollectedTasks, *, is_example: 
         else f"mean reward {row['mean_reward']:.3f}{error}"
     )
     warning = f" {example_note(row['tasks'])}." if is_example else ""
-    return f"{policy_name(collected.policy)} on {row['environment']}, {rows}{times}: {score}.{warning}"
+    return f"{model} on {row['environment']}, {rows}{times}: {score}.{warning}"
 
 
 def _scores_first(columns: Sequence[str]) -> list[str]:
