@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pydantic import ValidationError
 
 from gymgate.cli import slurm
 from gymgate.cli.interrupts import INTERRUPTED
@@ -120,12 +121,16 @@ def test_a_sandbox_beside_a_hosted_endpoint(tmp_path: Path) -> None:
         ),
         ({"time": "10:00"}, "leaves nothing"),
         ({"time": "soon"}, "write minutes"),
-        ({"shards": 0}, "not 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         job(tmp_path, **fields)
+
+
+def test_an_array_has_a_shard(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="shards"):
+        job(tmp_path, shards=0)
 
 
 def test_an_array_waits_for_other_jobs(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import click
 
@@ -14,23 +15,10 @@ from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import EnvConfig, Environment
 from gymgate.gym.catalog.entries import AGENT_KIND, near
-from gymgate.gym.catalog.needs import Need
+from gymgate.gym.catalog.needs import Need, NeedKind
 from gymgate.gym.runtime import open_catalog
 
-NEEDS = (
-    "data",
-    "self-judged",
-    "package",
-    "judge",
-    "key",
-    "docker",
-    "download",
-    "git",
-    "gpu",
-    "binary",
-    "config",
-    "search",
-)
+NEEDS = ("data", "self-judged", *get_args(NeedKind))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
@@ -24,6 +24,7 @@ from gymgate.core.config import (
     RolloutLimits,
     StackConfig,
 )
+from gymgate.results.trackers import LIBRARIES
 from gymgate.runs.metrics import parse_ks
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import parse_shard
@@ -75,7 +76,10 @@ def field_option(
     optional = len(kinds) < len(get_args(field.annotation))
     kind = kinds[0] if optional else field.annotation
     low = next((bound for bound in field.metadata if isinstance(bound, Ge | Gt)), None)
+    high = next((bound for bound in field.metadata if isinstance(bound, Le)), None)
     bounds: dict[str, Any] = {} if low is None else {"min": low.ge if isinstance(low, Ge) else low.gt}
+    if high is not None:
+        bounds["max"] = high.le
     text = " ".join((field.description or "").replace("`", "").split())
     settings: dict[str, Any] = {}
     if get_origin(kind) is Literal:
@@ -89,7 +93,7 @@ def field_option(
         settings |= {"type": number, "metavar": "SECONDS"}
     if any(get_origin(kind) is tuple for kind in (field.annotation, *kinds)):
         settings["multiple"] = True
-        text += " Repeatable."
+        text += " Repeatable." * attributes.get("multiple", True)
     elif field.default is not None and not field.is_required() and kind is not bool:
         settings |= {"default": field.default, "show_default": True}
         if optional:
@@ -436,7 +440,7 @@ def _installed(_: click.Context, __: click.Parameter, library: str | None) -> st
 log_to_option = option(
     "Output",
     "--log-to",
-    type=click.Choice(["wandb", "mlflow", "trackio"]),
+    type=click.Choice([*LIBRARIES]),
     callback=_installed,
     help="Log settings and metrics with this package, which must be installed.",
 )

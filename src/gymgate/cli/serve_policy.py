@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 from gymgate.cli.interrupts import INTERRUPTED
-from gymgate.cli.options import DIRECTORY, number_option, seconds_option
+from gymgate.cli.options import DIRECTORY, OTHER, field_option, number_option, seconds_option
 from gymgate.cli.output import echo, log
 from gymgate.cluster.servers import PolicyServers, Server, gpus_here, sandbox_server, split_command
 from gymgate.cluster.slurm_nodes import job_nodes
@@ -36,27 +36,14 @@ GRACE_S = 60.0
 @click.command("serve-policy")
 @click.argument("model", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- VLLM_ARGUMENT...]")
-@number_option("--data-parallel", help="Copies behind one address, by vLLM's own option.")
-@number_option("--replicas", help="Servers per node, each with its own GPUs and address.")
-@number_option("--tensor-parallel", help="GPUs per copy.")
-@click.option(
-    "--command",
-    metavar="COMMAND",
-    help="Command that starts a server other than vLLM, e.g. 'python -m sglang.launch_server --model-path M --port {port}'.",
-)
+@field_option(OTHER, PolicyServers, "data_parallel")
+@field_option(OTHER, PolicyServers, "replicas")
+@field_option(OTHER, PolicyServers, "tensor_parallel")
+@field_option(OTHER, PolicyServers, "command", metavar="COMMAND")
 @click.option("--slurm-nodes", is_flag=True, help="Start them on every node of this Slurm job, with srun.")
-@click.option(
-    "--srun", multiple=True, metavar="NAME[=VALUE]", help="Extra srun option, e.g. container-image=X."
-)
-@click.option(
-    "--host", metavar="ADDRESS", help="Address to listen on. [127.0.0.1; every address with --slurm-nodes]"
-)
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="First port. [free ones; 8000 with --slurm-nodes]",
-)
+@field_option(OTHER, PolicyServers, "srun", metavar="NAME[=VALUE]")
+@field_option(OTHER, PolicyServers, "host", metavar="ADDRESS")
+@field_option(OTHER, PolicyServers, "port", metavar="PORT")
 @click.option(
     "--sandbox-command",
     "sandbox",

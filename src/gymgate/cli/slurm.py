@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gymgate.cli.options import number_option
+from gymgate.cli.options import OTHER, field_option, parsed
 from gymgate.cli.output import echo, log
 from gymgate.cluster.servers import split_command
 from gymgate.cluster.slurm import SlurmJob, aggregate_script, array_script, submit_script
@@ -23,32 +24,14 @@ SUBMIT_TIMEOUT_S = 120.0
 
 
 @click.command("slurm", context_settings={"ignore_unknown_options": True})
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Directory of the run, on a file system that the nodes share.",
-)
-@number_option("--shards", help="Array tasks; each runs a part of the rollouts.")
-@click.option(
-    "--seeds",
-    metavar="N|LIST",
-    help="One array task per seed, instead of --shards: 4 is 0-3; or a list, 3,5,7-9.",
-)
-@number_option("--at-once", help="Array tasks that run at the same time. [all]")
-@click.option("--name", default="gymgate", show_default=True, metavar="NAME", help="Job name.")
-@click.option("--time", metavar="TIME", help="Walltime; no rollout starts in its last --drain seconds.")
-@click.option(
-    "--drain",
-    "drain_s",
-    type=click.IntRange(1),
-    default=600,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time before the end of the walltime in which running rollouts finish.",
-)
-@number_option("--requeues", default=3, help="Maximum requeues of a task that hits its time limit.", least=0)
+@field_option(OTHER, SlurmJob, "output", "-o", "--output", required=True, type=click.Path(path_type=Path))
+@field_option(OTHER, SlurmJob, "shards")
+@field_option(OTHER, SlurmJob, "seeds", callback=parsed(parse_seeds), multiple=False, metavar="N|LIST")
+@field_option(OTHER, SlurmJob, "at_once")
+@field_option(OTHER, SlurmJob, "name", metavar="NAME")
+@field_option(OTHER, SlurmJob, "time", metavar="TIME")
+@field_option(OTHER, SlurmJob, "drain_s", "--drain", "drain_s", metavar="SECONDS")
+@field_option(OTHER, SlurmJob, "requeues")
 @click.option(
     "--sbatch",
     "options",
@@ -56,12 +39,7 @@ SUBMIT_TIMEOUT_S = 120.0
     metavar="NAME[=VALUE]",
     help="Extra sbatch option, e.g. partition=gpu.",
 )
-@click.option(
-    "--setup",
-    multiple=True,
-    metavar="LINE",
-    help="Shell line to run first, e.g. 'source venv/bin/activate'.",
-)
+@field_option(OTHER, SlurmJob, "setup", metavar="LINE")
 @click.option(
     "--serve",
     metavar="ARGUMENTS",
@@ -73,7 +51,6 @@ SUBMIT_TIMEOUT_S = 120.0
 @click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- RUN...")
 def command(
     output: Path,
-    seeds: str | None,
     options: tuple[str, ...],
     serve: str | None,
     dry_run: bool,
@@ -91,7 +68,6 @@ def command(
     job = SlurmJob(
         arguments=_checked(arguments, files=not any(text.startswith("dependency=") for text in options)),
         output=output,
-        seeds=parse_seeds(seeds) if seeds else None,
         options=_pairs(options),
         serve=words,
         serves_policy=_serves_policy(words),
@@ -120,25 +96,31 @@ def _checked(arguments: tuple[str, ...], *, files: bool) -> tuple[str, ...]:
 
     Without `files`, the rows may come from a job that the array waits for.
     """
-    from gymgate.cli.run import command as run_command
     from gymgate.cli.run_spec import missing_in_line
 
-    with run_command.make_context("gymgate run", [*arguments, "-o", "x"]) as context:
+    with _parsed("run", [*arguments, "-o", "x"]) as context:
         missing_in_line(context, log, files=files)
     return arguments
 
 
 def _serves_policy(words: tuple[str, ...]) -> bool:
     """Check the arguments of `gymgate serve-policy`; return whether they start a policy."""
-    from gymgate.cli.serve_policy import command as serve_command
-
     if not words:
         return False
     for name in ("--run", "--dry-run", "--logs"):
         if name in words:
             raise ConfigError(f"{name} in --serve is set for each array task; leave it out")
-    with serve_command.make_context("gymgate serve-policy", list(words)) as context:
+    with _parsed("serve-policy", words) as context:
         return context.params["model"] is not None or context.params["command"] is not None
+
+
+def _parsed(name: str, words: Sequence[str]) -> click.Context:
+    """Parse the arguments of another command."""
+    from gymgate.cli import cli
+
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    return command.make_context(f"gymgate {name}", list(words))
 
 
 def _pairs(options: tuple[str, ...]) -> dict[str, str | None]:

@@ -6,8 +6,12 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
+from gymgate.core.config import Config
 from gymgate.core.errors import ConfigError, OptionError
 from gymgate.gym.runtime import clean_env
 from gymgate.gym.runtime.command import CommandError, run_command
@@ -48,40 +52,43 @@ class Server:
         return f"{self.url}/models" if self.is_policy else self.url
 
 
-@dataclass(frozen=True)
-class PolicyServers:
+class PolicyServers(Config):
     """The policy servers to start. Raises `ConfigError` for settings that contradict each other."""
 
     model: str | None = None
     """Model for vLLM to serve."""
-    arguments: Sequence[str] = ()
+    arguments: tuple[str, ...] = ()
     """Extra arguments for vLLM."""
     command: str | None = None
-    """Command of another server, with `{port}` and perhaps `{host}` in it."""
-    data_parallel: int | None = None
+    """Command that starts a server other than vLLM, e.g. `'python -m sglang.launch_server --model-path M --port {port}'`."""
+    data_parallel: int | None = Field(default=None, ge=1)
     """Copies behind one address, by vLLM's own option."""
-    replicas: int | None = None
-    """Servers per node, each with its own address."""
-    tensor_parallel: int | None = None
+    replicas: int | None = Field(default=None, ge=1)
+    """Servers per node, each with its own GPUs and address."""
+    tensor_parallel: int | None = Field(default=None, ge=1)
     """GPUs per copy."""
-    nodes: Sequence[str] = ()
+    nodes: tuple[str, ...] = ()
     """Nodes to start them on with srun; none: this machine."""
-    srun: Sequence[str] = ()
-    """Extra options for srun."""
+    srun: tuple[str, ...] = ()
+    """Extra srun option, e.g. `container-image=X`."""
     host: str | None = None
-    """Address to listen on; `None`: loopback on this machine, every address on other nodes."""
-    port: int | None = None
-    """The first port; `None`: free ones on this machine, from 8000 on elsewhere."""
+    """Address to listen on. `None`: 127.0.0.1; every address with `--slurm-nodes`."""
+    port: int | None = Field(default=None, ge=1, le=LAST_PORT)
+    """First port. `None`: free ones; 8000 with `--slurm-nodes`."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
         if self.model is not None and self.command is not None:
             raise ConfigError(
                 f"MODEL {self.model!r} is for vLLM and --command for another server: give one of them"
             )
         if self.model is None and self.command is None:
             raise ConfigError("give a MODEL for vLLM to serve, or another server's --command")
-        vllm_only = {"--data-parallel": self.data_parallel, "--tensor-parallel": self.tensor_parallel}
-        vllm_only["arguments after --"] = self.arguments or None  # type: ignore[assignment]
+        vllm_only = {
+            "--data-parallel": self.data_parallel,
+            "--tensor-parallel": self.tensor_parallel,
+            "arguments after --": self.arguments,
+        }
         if self.command is not None and (idle := [name for name, value in vllm_only.items() if value]):
             raise ConfigError(f"{' and '.join(idle)}: only for vLLM; write it into --command")
         if self.command is not None and "{port}" not in self.command:

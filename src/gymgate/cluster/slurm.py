@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+from pydantic import Field
+
+from gymgate.core.config import Config
 from gymgate.core.errors import ConfigError
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
@@ -21,42 +24,44 @@ WAIT_FOR_RESTART_S = 1800
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
-@dataclass(frozen=True)
-class SlurmJob:
+class SlurmJob(Config):
     """The array to write scripts for."""
 
-    arguments: Sequence[str]
+    arguments: tuple[str, ...]
     """Arguments of `gymgate run`, without `-o` and `--shard`."""
     output: Path
-    shards: int | None = None
-    """Array tasks, each with a part of the rollouts."""
-    seeds: Sequence[int] | None = None
-    """Array tasks by seed, instead of `shards`."""
+    """Directory of the run, on a file system that the nodes share."""
+    shards: int | None = Field(default=None, ge=1)
+    """Array tasks; each runs a part of the rollouts."""
+    seeds: tuple[int, ...] | None = None
+    """One array task per seed, instead of `--shards`: 4 is 0-3; or a list, 3,5,7-9."""
     name: str = "gymgate"
-    at_once: int | None = None
-    """Array tasks that run at the same time; `None`: all."""
+    """Job name."""
+    at_once: int | None = Field(default=None, ge=1)
+    """Array tasks that run at the same time. `None`: all."""
     time: str | None = None
-    """Walltime as Slurm writes it; no rollout is started in its last `drain_s` seconds."""
-    drain_s: int = 600
-    requeues: int = 3
-    """Times that a task which ran out of time, or was preempted, is requeued."""
-    options: Mapping[str, str | None] = field(default_factory=dict)
+    """Walltime; no rollout starts in its last `--drain` seconds."""
+    drain_s: int = Field(default=600, ge=1)
+    """Time before the end of the walltime in which running rollouts finish."""
+    requeues: int = Field(default=3, ge=0)
+    """Maximum requeues of a task that hits its time limit or is preempted."""
+    options: dict[str, str | None] = Field(default_factory=dict)
     """Further sbatch options of the array: partition, account, gpus-per-node, ... With `dependency`, an array whose dependency
     can no longer be met is cancelled, unless `kill-on-invalid-dep` says otherwise."""
-    setup: Sequence[str] = ()
-    """Shell lines to run first, verbatim."""
-    serve: Sequence[str] = ()
+    setup: tuple[str, ...] = ()
+    """Shell line to run first, e.g. `'source venv/bin/activate'`."""
+    serve: tuple[str, ...] = ()
     """Arguments of `gymgate serve-policy`, which then runs in each task; none: the endpoint is elsewhere."""
     serves_policy: bool = True
     """Whether those servers include a policy; otherwise they are only a sandbox."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, **fields: Any) -> None:
+        """Raises `ConfigError` for settings that do not fit one another."""
+        super().__init__(**fields)
         if (self.shards is None) == (self.seeds is None):
             raise ConfigError(
                 "give either --shards N or --seeds LIST: each array task runs one shard or one seed"
             )
-        if self.shards is not None and self.shards < 1:
-            raise ConfigError(f"there must be at least one shard, not {self.shards}")
         own = ["-o", "--output", "--shard", *(["--seeds"] if self.seeds is not None else [])]
         for argument in self.arguments:
             if argument.split("=")[0] in own:

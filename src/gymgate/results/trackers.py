@@ -2,7 +2,7 @@
 
 It reads a line of JSON for each message: the run's name and settings first, then metrics, then how the run ended. It
 answers `started` with the place where the run is shown, `done` at the end, or `failed` with the reason.
-A new library is a class in `LIBRARIES` here, and a value of `--log-to` in `cli.options`.
+A new library is a class in `LIBRARIES`.
 """
 
 from __future__ import annotations
