@@ -13,7 +13,7 @@ from gymgate.cli.cache import CacheListing, RemovalRecord
 from gymgate.cli.compare import ComparedRuns
 from gymgate.cli.list import ListedEnvironment
 from gymgate.cli.ps import StackListing
-from gymgate.cli.run import RunSummary
+from gymgate.cli.rollout_commands import RunSummary
 from gymgate.cli.setup import SetupReport
 from gymgate.doctor import Finding
 from gymgate.gym.preparation import BlendResult, Manifest

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gymgate.cli.run import summary_of
+from gymgate.cli.rollout_commands import summary_of
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import EnvironmentServerError, TokenDataError
 from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics

@@ -11,7 +11,7 @@ import click
 import orjson
 import pytest
 
-from gymgate.cli.run import RunEnd, finish
+from gymgate.cli.rollout_commands import RunEnd, finish
 from gymgate.core.config import EnvironmentConfig, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.results.rescore import Rescoring, StoredRollout, StoredRun, as_recorded, where_to_run

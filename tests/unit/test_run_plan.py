@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from gymgate.cli import cli
 from gymgate.cli.metrics_tables import print_causes, print_results
-from gymgate.cli.run import summary_of
+from gymgate.cli.rollout_commands import summary_of
 from gymgate.cli.texts import parse_judges
 from gymgate.core.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.core.errors import ConfigError, DataError

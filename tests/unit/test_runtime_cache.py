@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli import cli
-from gymgate.cli.cache import age_text, size_text
+from gymgate.cli.cache import age_text
+from gymgate.cli.output import size_text
 from gymgate.gym.runtime import locks
 from gymgate.gym.runtime.cache import CacheEntry, cache_entries, clean, gym_cache, measure
 from gymgate.gym.runtime.venv import MARKER

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gymgate.cli.options import json_option
-from gymgate.cli.output import echo, log, print_json, print_table
+from gymgate.cli.output import echo, log, print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from gymgate.gym.runtime.cache import CacheEntry
@@ -168,15 +168,6 @@ def _description(entry: CacheEntry) -> CacheRecord:
         in_use=users is not None,
         processes=users or [],
     )
-
-
-def size_text(size: float) -> str:
-    """Return a size such as `1.2 GB`."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def age_text(seconds: float) -> str:

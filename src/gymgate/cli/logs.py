@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gymgate.cli.ps import NONE
+from gymgate.cli.stack_commands import NONE
 from gymgate.core.errors import ConfigError, OptionError, printable
 
 if TYPE_CHECKING:

@@ -43,6 +43,15 @@ def print_json(value: Any) -> None:
     click.echo(printable_json(to_json(value, indent=2, inf_nan_mode="null").decode()))
 
 
+def size_text(size: float) -> str:
+    """Return a size such as `1.2 GB`."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
 SHORT = 12
 """Characters of a cell that is never wrapped: numbers and single words."""
 NAME = 28

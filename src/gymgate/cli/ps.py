@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from gymgate.cli.options import json_option
-from gymgate.cli.output import echo, log, print_json, print_table
+from gymgate.cli.output import echo, print_json, print_table, size_text
+from gymgate.cli.stack_commands import NONE, command_text, log_hidden
 
 if TYPE_CHECKING:
-    from gymgate.stack.daemons import DaemonOverview, DaemonProcess, DaemonReport
-
-MAX_COMMAND = 60
-"""Characters of a command in the table."""
-NONE = "no stack runs on this machine"
+    from gymgate.stack.daemons import DaemonProcess, DaemonReport
 
 
 @dataclass(frozen=True)
@@ -94,14 +91,6 @@ def command(as_json: bool) -> None:
     log_hidden(found)
 
 
-def log_hidden(found: DaemonOverview) -> None:
-    """Say which stacks were seen but cannot be looked at."""
-    if elsewhere := found.describe_unreachable():
-        log(elsewhere)
-    if found.of_other_users:
-        log(f"stacks of other users: {found.of_other_users}")
-
-
 def _listed(daemon: DaemonProcess, report: DaemonReport) -> ListedStack:
     states: dict[str, str | None] = dict(report.environments) or dict.fromkeys(daemon.environments)
     return ListedStack(
@@ -121,7 +110,6 @@ def _listed(daemon: DaemonProcess, report: DaemonReport) -> ListedStack:
 
 
 def _row(stack: ListedStack) -> tuple[str, ...]:
-    from gymgate.cli.cache import size_text
     from gymgate.runs.progress_display import duration
 
     names = [
@@ -147,10 +135,3 @@ def _user(stack: ListedStack) -> str:
     if stack.command is None:
         return f"{stack.owner} (ended)"
     return f"{stack.owner} {command_text(stack.command)}"
-
-
-def command_text(words: Sequence[str]) -> str:
-    """Return a command line as a short line."""
-    text = " ".join([Path(words[0]).name, *words[1:]])
-    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
-    return line if len(line) <= MAX_COMMAND else f"{line[: MAX_COMMAND - 1]}…"

@@ -19,7 +19,7 @@ from gymgate.cli.options import (
     shard_option,
 )
 from gymgate.cli.output import Log
-from gymgate.cli.run import CONDUCT_OPTIONS, conduct, finish, showing_run
+from gymgate.cli.rollout_commands import CONDUCT_OPTIONS, conduct, finish, showing_run
 from gymgate.cli.run_spec import catalog_of, overridden
 from gymgate.core.config import EnvironmentConfig, ReplayEndpoint
 from gymgate.core.errors import ConfigError, DivergedError

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import shlex
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from gymgate.cli.conversations import conversation_text
-from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
-from gymgate.cli.metrics_tables import print_causes, print_costs, print_results
 from gymgate.cli.options import (
     ENDPOINT_OPTIONS,
-    ENVIRONMENT_OPTIONS,
     FILE,
-    FiniteRange,
     GroupedCommand,
     add_options,
     complete_environments,
-    concurrency_option,
     data_option,
     field_option,
-    gym_option,
     is_given,
-    json_option,
-    k_option,
-    log_to_option,
     option,
     parsed,
     price_option,
@@ -40,70 +26,22 @@ from gymgate.cli.options import (
     replay_file_option,
     rows_option,
     shard_option,
-    wide_option,
 )
-from gymgate.cli.output import Log, log, log_next, print_json
+from gymgate.cli.output import print_json
+from gymgate.cli.rollout_commands import CONDUCT_OPTIONS, conduct, finish, showing_run
 from gymgate.cli.run_spec import spec_of
-from gymgate.core.config import RayCluster, RolloutLimits
-from gymgate.core.errors import ConfigError, GymgateError
+from gymgate.core.config import RayCluster
+from gymgate.core.errors import ConfigError
 from gymgate.gym.runtime import open_catalog
 from gymgate.results.spans import RolloutTracer
-from gymgate.results.tracking import RunTracking
-from gymgate.runs.costs import TokenUsage
-from gymgate.runs.layout import FAILURES
-from gymgate.runs.metrics import notes_on_tasks, summary_rows
-from gymgate.runs.pace import DEFAULT_BUDGETS, Pace, parse_budgets
 from gymgate.runs.plan import WHOLE, Shard, parse_seeds
 from gymgate.runs.prepare import prepare, refuse_missing
-from gymgate.runs.progress_display import Show, showing_progress
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.run import Collection, OnRollout
-from gymgate.runs.settings import is_example
 from gymgate.runs.spec import RunSpec
 from gymgate.runs.store import checked_output
 from gymgate.stack.ray_nodes import require_ray
 
-FAILED = 1
-UNFINISHED = 75
-"""Drained before the end: the same command continues (`EX_TEMPFAIL`)."""
 KEPT_ONLY = ("shard", "retries", "rerun_failed", "bodies", "sync_every")
 """Options that need a directory."""
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """What `gymgate run --json` prints."""
-
-    output: str | None
-    """The directory of the run."""
-    replayed: bool
-    """Whether recorded rollouts answered for the policy."""
-    total: int
-    """Planned rollouts: `resumed`, `finished`, `failed` and `left`."""
-    resumed: int
-    """Rollouts that earlier runs in the directory left finished or failed."""
-    finished: int
-    """Rollouts that finished now."""
-    failed: int
-    """Rollouts that failed permanently now."""
-    left: int
-    invalid_rows: int
-    """Rows that could not be read and were left out."""
-    seconds: float
-    """Time from the start of the first rollout to the end of the last one."""
-    failed_attempts: int
-    """Attempts that failed now, those that were retried included."""
-    reasons: Mapping[str, int]
-    """Why rollouts failed or were masked now, with their numbers."""
-    interrupted: bool
-    error: str | None
-    """What ended the run early."""
-    environments: Mapping[str, Mapping[str, Any]]
-    """Metrics by environment, over the whole run in the directory. `rollouts` are all of them, failed ones included."""
-    overall: Mapping[str, Any] | None
-    """The same metrics over all environments; `None` before the first rollout."""
-    usage: Sequence[TokenUsage]
-    """Tokens of the whole run in the directory, by environment and model server, with their cost if there is a price."""
 
 
 SHOWN_OPTIONS = (
@@ -113,45 +51,6 @@ SHOWN_OPTIONS = (
     *("-o", "-k", "--wide", "--rerun-failed", "--price", "--show"),
 )
 """Options that `--help` lists: those of a first evaluation, and those that messages name most."""
-CONDUCT_OPTIONS = (
-    concurrency_option,
-    *ENVIRONMENT_OPTIONS,
-    gym_option,
-    field_option(
-        "Limits",
-        Pace,
-        "budgets",
-        "--retries",
-        multiple=True,
-        default=(),
-        show_default=False,
-        callback=parsed(parse_budgets),
-        metavar="[CLASS=]N",
-        help="With -o DIR: retries of a failed rollout by the class of its error. Repeatable. "
-        f"[{' '.join(f'{kind}={count}' for kind, count in DEFAULT_BUDGETS.items())}]",
-    ),
-    field_option("Limits", RolloutLimits, "context_overflow", "--context-overflow"),
-    field_option("Limits", Pace, "failures_in_a_row", "--stop-after-failures"),
-    option(
-        "Limits",
-        "--stop-starting-after",
-        "budget",
-        type=FiniteRange(0, min_open=True),
-        metavar="SECONDS",
-        help="After this time, finish the rollouts under way and exit with 75. SIGUSR1 does the same.",
-    ),
-    field_option("Limits", Pace, "stall_s", "--stall-warning"),
-    json_option,
-    k_option,
-    wide_option,
-    option(
-        "Output", "--rerun-failed", is_flag=True, help="With -o DIR: retry rollouts that failed permanently."
-    ),
-    field_option("Output", RunSpec, "record_bodies", "--bodies"),
-    field_option("Output", Pace, "fsync_s", "--sync-every"),
-    log_to_option,
-)
-"""Options of how a run is carried out and shown."""
 
 
 @click.command("run", cls=GroupedCommand, shown=SHOWN_OPTIONS)
@@ -277,97 +176,6 @@ def command(
     finish(run, end, output, ks=ks, as_json=as_json, wide=wide)
 
 
-@contextlib.contextmanager
-def showing_run() -> Iterator[tuple[Show, Log]]:
-    """Show the progress of a run, from before it is made."""
-    with showing_progress() as (show, progress_log), _drained_before_the_run(progress_log):
-        yield show, progress_log
-
-
-class RunEnd(NamedTuple):
-    """How a run ended."""
-
-    interrupted: bool
-    error: GymgateError | None
-    """What ended it early."""
-
-
-def conduct(
-    run: Collection,
-    show: Show,
-    budget: float | None,
-    *,
-    log_to: str | None = None,
-    show_rollout: Callable[[CollectedRollout], None] | None = None,
-) -> RunEnd:
-    """Run it to its end, or until it is interrupted or `budget` seconds are over; log it with the package `log_to`.
-
-    `show_rollout` gets each rollout that finished or failed permanently.
-    """
-    tracking = RunTracking(log_to, run) if log_to else None
-
-    async def see(rollout: CollectedRollout) -> None:
-        if show_rollout is not None:
-            show_rollout(rollout)
-        if tracking is not None:
-            await tracking.add(rollout)
-
-    async def work() -> None:
-        async with tracking or contextlib.nullcontext():
-            await _run_drainably(run, show, see, budget)
-
-    return RunEnd(*run_interruptibly(work()))
-
-
-def finish(
-    run: Collection,
-    end: RunEnd,
-    output: Path | None,
-    *,
-    ks: Sequence[int] | None,
-    as_json: bool,
-    wide: bool,
-    base: Path | None = None,
-    note: str = "",
-) -> None:
-    """Print what a run came to, and a note on it; `base` is the run to compare it with, if there is one.
-
-    Raises what ended it early, and `Exit` unless every rollout finished.
-    """
-    interrupted, error = end
-    tasks = run.progress.tasks
-    summary = summary_rows(tasks, ks)
-    total = summary[-1] if len(summary) > 1 else None  # an environment may be called `all` too
-    rows = [
-        {**row, "rollouts_per_s": run.progress.mean_rate(None if row is total else row["environment"])}
-        for row in summary
-    ]
-    if as_json:
-        usage = tasks.usage.rows(run.progress.prices)
-        print_json(summary_of(run, rows, usage, output, interrupted=interrupted, error=error))
-    else:
-        for uneven in () if ks else notes_on_tasks(tasks):
-            log(uneven)
-        if rows:
-            print_results(rows, replayed=run.replayed, ks=ks, wide=wide, is_example=is_example(run.names))
-        if run.progress.prices:
-            print_costs(tasks.usage.rows(run.progress.prices), wide=wide)
-        print_causes(run.progress.counts.causes)
-        if note:
-            log(note)
-        if output is not None and run.progress.total:
-            _log_output(run, output, base)
-        elif rows:
-            mine = "add -b URL -m MODEL for your model" if run.replayed else ""
-            log_next(mine, "add -o DIR to keep the rollouts, for gymgate report and gymgate compare")
-    if error is not None:
-        raise error
-    if interrupted:
-        log("interrupted")
-    if code := _exit_code(run, interrupted=interrupted):
-        raise click.exceptions.Exit(code)
-
-
 def _refuse_without_directory(context: click.Context) -> None:
     """Raises `ConfigError` for options that say how a directory is kept."""
     if options := [
@@ -376,97 +184,3 @@ def _refuse_without_directory(context: click.Context) -> None:
         if option.name in KEPT_ONLY and is_given(context, option.name)
     ]:
         raise ConfigError(f"{' and '.join(options)} needs a directory that keeps the rollouts: -o DIR")
-
-
-@contextlib.contextmanager
-def _drained_before_the_run(log: Log) -> Iterator[None]:
-    """End with `UNFINISHED` at a SIGUSR1 that comes before the run handles it, such as in the wait for the policy."""
-
-    def end(*_: object) -> None:
-        log("SIGUSR1: nothing was started")
-        raise click.exceptions.Exit(UNFINISHED)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGUSR1, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-async def _run_drainably(
-    run: Collection, show: Show, on_rollout: OnRollout | None, budget: float | None
-) -> None:
-    """Drain the run at SIGUSR1 and at the end of the budget, in seconds."""
-
-    def drain(why: str) -> None:
-        run.log(f"{why}: starting nothing more, {len(run.in_flight)} rollouts are under way")
-        run.drain()
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, drain, "SIGUSR1")
-    timer = loop.call_later(budget, drain, f"{budget:g} s are over") if budget else None
-    try:
-        await run.run(on_rollout=on_rollout, on_change=show, on_ready=show)
-    finally:
-        if timer is not None:
-            timer.cancel()
-
-
-def summary_of(
-    run: Collection,
-    rows: Sequence[Mapping[str, Any]],
-    usage: Sequence[TokenUsage],
-    output: Path | None,
-    *,
-    interrupted: bool,
-    error: GymgateError | None,
-) -> RunSummary:
-    """Return a run's end as `--json` prints it; `rows` and `usage` are those of its tables."""
-    progress = run.progress
-    return RunSummary(
-        output=str(run.directory) if run.directory else None,
-        replayed=run.replayed,
-        total=progress.total,
-        resumed=progress.resumed,
-        finished=progress.finished,
-        failed=progress.failed,
-        left=progress.left,
-        invalid_rows=len(run.plan.invalid),
-        seconds=progress.last_finished - progress.started,
-        failed_attempts=progress.attempts_failed,
-        reasons=progress.counts.causes,
-        interrupted=interrupted,
-        error=str(error) if error else None,
-        environments={row["environment"]: row for row in (rows if len(rows) == 1 else rows[:-1])},
-        overall=rows[-1] if rows else None,
-        usage=usage,
-    )
-
-
-def _log_output(run: Collection, output: Path, base: Path | None) -> None:
-    """Log where the rollouts are and what to do next."""
-    progress = run.progress
-    left = f", {progress.left} left" if progress.left else ""
-    log(f"{run.directory}: {progress.done} of {progress.total} rollouts{left}")
-    if progress.attempts_failed:
-        log(f"{progress.attempts_failed} failed attempts: {run.directory}/{FAILURES}")
-    path = shlex.quote(str(output))
-    log_next(
-        "the same command runs the rest" if progress.left else "",
-        "" if base is None else f"gymgate compare {shlex.quote(str(base))} {path}",
-        f"gymgate report {path}",
-        f"gymgate aggregate {path}",
-        f"gymgate export {path} --to FORM -o FILE",
-    )
-
-
-def _exit_code(run: Collection, *, interrupted: bool) -> int:
-    progress = run.progress
-    if interrupted:
-        return INTERRUPTED
-    if run.draining and progress.left:
-        return UNFINISHED
-    return FAILED if progress.failed or progress.given_up_before or run.plan.invalid else 0

@@ -7,7 +7,7 @@ import sys
 import click
 
 from gymgate.cli.output import echo, log
-from gymgate.cli.ps import NONE, command_text, log_hidden
+from gymgate.cli.stack_commands import NONE, command_text, log_hidden
 from gymgate.core.errors import OptionError
 
 
