@@ -93,7 +93,7 @@ def test_another_prompt_is_refused(factory: NeMoGymSessionFactory) -> None:
 def test_a_training_in_which_every_rollout_fails_ends(
     factory: NeMoGymSessionFactory, token_server: TokenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factory._guard, "batch_size", 1)
+    monkeypatch.setattr(factory._runner.guard, "batch_size", 1)
     token_server.begin = lambda number: "refuse"
     for _ in range(MIN_FAILED_GROUPS - 1):
         with pytest.raises(PolicyError):

@@ -71,7 +71,6 @@ def test_trl_trains_over_the_nodes(
             reward_funcs=spec.reward_funcs,
         )
         trainer.train()
-        assert spec._runner is not None
         assert spec._loop is not None
         stack = spec._loop.call(spec._runner.start())
         assert len(spec._loop.call(stack.status())["nodes"]) == 2

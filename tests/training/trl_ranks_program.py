@@ -104,7 +104,6 @@ def main(folder: Path, url: str | None = None, model_directory: str | None = Non
             batches.append(len(prompts))
             made = spec.rollout_func(prompts, trainer)
             assert spec._loop is not None
-            assert spec._runner is not None
             (environment,) = spec._loop.call(spec._runner._stack.value.status())["environments"].values()
             servers = {name: server["pid"] for name, server in environment["servers"].items()}
             return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -81,12 +80,13 @@ class NeMoGymSessionFactory(ResourceSessionFactory):  # type: ignore[misc]
         )
         self.failure: GymgateError | None = None
         """The error of `FailureGuard`: rollouts have failed for so long that the training is to end."""
-        self._runner = RolloutRunner(spec.settings.stack, spec.settings.limits)
-        self._guard = FailureGuard(batch_size=GUARDED_ROLLOUTS)
+        self._runner = RolloutRunner(
+            spec.settings.stack, spec.settings.limits, FailureGuard(GUARDED_ROLLOUTS)
+        )
         self._loop = LoopThread()
         self._loop.enter()
         try:
-            self._loop.call(self._runner.start())
+            self._loop.call(self._runner.ready())
         except BaseException:
             self._loop.leave()
             raise
@@ -114,10 +114,10 @@ class NeMoGymSessionFactory(ResourceSessionFactory):  # type: ignore[misc]
     async def _run(
         self, environment: str, row: Mapping[str, Any], conversation: TokenConversation
     ) -> SampledRollout:
-        await asyncio.sleep(self._guard.pause_s)
+        await self._runner.ready()
         sampled = await self._runner.run(environment, row, conversation)
         try:
-            self._guard.check([sampled.rollout.error])
+            self._runner.guard.check([sampled.rollout.error])
         except GymgateError as error:
             self.failure = error
         return sampled

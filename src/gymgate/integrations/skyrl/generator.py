@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,10 +49,8 @@ class NeMoGymGenerator(GeneratorInterface):  # type: ignore[misc]
         self.cfg = cfg
         self.client = inference_engine_client
         self.settings = settings
-        self.runner = RolloutRunner(settings.stack, settings.limits)
-        self.guard = FailureGuard(
-            batch_size=cfg.trainer.train_batch_size * cfg.generator.n_samples_per_prompt
-        )
+        batch_size = cfg.trainer.train_batch_size * cfg.generator.n_samples_per_prompt
+        self.runner = RolloutRunner(settings.stack, settings.limits, FailureGuard(batch_size))
         self._filler_id: int = tokenizer.eos_token_id
         self._renderer = make_renderer(
             tokenizer,
@@ -63,7 +60,6 @@ class NeMoGymGenerator(GeneratorInterface):  # type: ignore[misc]
         self._model: str = resolve_policy_model_name(cfg)
         self._engine = InferenceServersEngine(self.client.get_endpoint_url(), self._model, self._cache_salt)
         self._policies: dict[tuple[Any, ...], TokenPolicy] = {}
-        self._started = False
 
     async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
         """Run one rollout per prompt, all at once (SkyRL repeats prompts itself), and return their segments.
@@ -71,10 +67,7 @@ class NeMoGymGenerator(GeneratorInterface):  # type: ignore[misc]
         Once the stack is up, this returns within about a second of the rollout deadline. Raises the error of a first
         start that fails, and the most frequent error when batch after batch fails (see `FailureGuard`).
         """
-        if not self._started:
-            await self.runner.start()  # the first start raises; a later one that fails is a failed rollout
-            self._started = True
-        await asyncio.sleep(self.guard.pause_s)
+        await self.runner.ready()
         policy = self._policy(input_batch["sampling_params"] or {})
         async with task_group() as group:
             tasks = [
@@ -83,7 +76,7 @@ class NeMoGymGenerator(GeneratorInterface):  # type: ignore[misc]
         rollouts = [task.result() for task in tasks]
         rows = self._rows(rollouts, input_batch)
         ids = {id.instance_id for id in input_batch["trajectory_ids"]}
-        self.guard.check([sampled.rollout.error for sampled in rollouts], groups=len(ids))
+        self.runner.guard.check([sampled.rollout.error for sampled in rollouts], groups=len(ids))
         return to_output(rows, {**_skyrl_metrics(rows), **log_entries(rollouts)})
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -44,11 +45,71 @@ class SampledRollout:
 
 
 @dataclass(eq=False)
+class FailureGuard:
+    """Logs failed rollouts, and ends a training in which every rollout fails. It must see the rollouts of all ranks."""
+
+    batch_size: int | None = None
+    """Rollouts in a batch; `None`: each call of `check` gets one batch."""
+    clock: Callable[[], float] = time.monotonic
+    _failed: int = 0
+    _groups: int = 0
+    _batches: float = 0.0
+    _since: float | None = None
+    _retryable: bool = False
+
+    def check(self, results: Sequence[RolloutError | None], *, groups: int = 1) -> None:
+        """Raise the most frequent error once every rollout of the last `MAX_FAILED_BATCHES` batches failed.
+
+        `results` has the error of each rollout, `None` for one that did not fail; they belong to `groups` groups. The
+        failures must be of `MIN_FAILED_GROUPS` groups, and if a retry may succeed (`retryable`), have gone on for
+        `PATIENCE_S` seconds.
+        """
+        errors = count_errors(results)
+        for (_, message), count in errors:
+            logger.warning("rollouts failed: %d x %s", count, message)
+        if not errors or None in results:
+            self._reset()
+            return
+        self._failed += len(results)
+        self._groups += groups
+        self._batches += len(results) / (self.batch_size or len(results))
+        self._since = self.clock() if self._since is None else self._since
+        self._retryable = any(error is not None and error.retryable for error in results)
+        elapsed_s = self.clock() - self._since
+        if self._batches < MAX_FAILED_BATCHES or self._groups < MIN_FAILED_GROUPS:
+            return
+        if self._retryable and elapsed_s < PATIENCE_S:
+            return
+        (error, message), _ = errors[0]
+        summary = (
+            f"every rollout of {self._batches:.0f} batches failed ({self._failed} rollouts, {elapsed_s:.0f} s),"
+            f" most often: {message}"
+        )
+        self._reset()
+        raise from_wire({"error": error, "message": summary})
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait before the next rollouts, so that they are not wasted on a server that restarts."""
+        return min(MAX_PAUSE_S, 2.0 ** (self._batches - 1)) if self._retryable else 0.0
+
+    def _reset(self) -> None:
+        self._failed = 0
+        self._groups = 0
+        self._batches = 0.0
+        self._since = None
+        self._retryable = False
+
+
+@dataclass(eq=False)
 class RolloutRunner:
     """Runs rollouts on one stack, and connects again after the stack was lost. For one event loop."""
 
     config: StackConfig
     limits: RolloutLimits
+    guard: FailureGuard = field(default_factory=FailureGuard)
+    """Sees the results, which the caller gives it."""
+    _has_started: bool = False
     _stack: SharedStart[Stack] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +121,18 @@ class RolloutRunner:
 
         Concurrent callers share one start and its error. The next call after an error tries again.
         """
-        return await self._stack.get()
+        stack = await self._stack.get()
+        self._has_started = True
+        return stack
+
+    async def ready(self) -> None:
+        """Wait until the next rollouts may begin: for the first start, whose error is raised, and for the guard's pause.
+
+        Once the stack was up, a start that fails is a failed rollout.
+        """
+        if not self._has_started:
+            await self.start()
+        await asyncio.sleep(self.guard.pause_s)
 
     async def run(
         self, environment: str, row: Mapping[str, Any], conversation: TokenConversation
@@ -204,63 +276,6 @@ def mean_metrics(metrics: Sequence[Mapping[str, float]], environments: Sequence[
     """Return the mean of each metric, named as in `values_by_metric`."""
     gathered = values_by_metric(metrics, environments)
     return {name: sum(values) / len(values) for name, values in gathered.items()}
-
-
-@dataclass(eq=False)
-class FailureGuard:
-    """Logs failed rollouts, and ends a training in which every rollout fails. It must see the rollouts of all ranks."""
-
-    batch_size: int | None = None
-    """Rollouts in a batch; `None`: each call of `check` gets one batch."""
-    clock: Callable[[], float] = time.monotonic
-    _failed: int = 0
-    _groups: int = 0
-    _batches: float = 0.0
-    _since: float | None = None
-    _retryable: bool = False
-
-    def check(self, results: Sequence[RolloutError | None], *, groups: int = 1) -> None:
-        """Raise the most frequent error once every rollout of the last `MAX_FAILED_BATCHES` batches failed.
-
-        `results` has the error of each rollout, `None` for one that did not fail; they belong to `groups` groups. The
-        failures must be of `MIN_FAILED_GROUPS` groups, and if a retry may succeed (`retryable`), have gone on for
-        `PATIENCE_S` seconds.
-        """
-        errors = count_errors(results)
-        for (_, message), count in errors:
-            logger.warning("rollouts failed: %d x %s", count, message)
-        if not errors or None in results:
-            self._reset()
-            return
-        self._failed += len(results)
-        self._groups += groups
-        self._batches += len(results) / (self.batch_size or len(results))
-        self._since = self.clock() if self._since is None else self._since
-        self._retryable = any(error is not None and error.retryable for error in results)
-        elapsed_s = self.clock() - self._since
-        if self._batches < MAX_FAILED_BATCHES or self._groups < MIN_FAILED_GROUPS:
-            return
-        if self._retryable and elapsed_s < PATIENCE_S:
-            return
-        (error, message), _ = errors[0]
-        summary = (
-            f"every rollout of {self._batches:.0f} batches failed ({self._failed} rollouts, {elapsed_s:.0f} s),"
-            f" most often: {message}"
-        )
-        self._reset()
-        raise from_wire({"error": error, "message": summary})
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds to wait before the next rollouts, so that they are not wasted on a server that restarts."""
-        return min(MAX_PAUSE_S, 2.0 ** (self._batches - 1)) if self._retryable else 0.0
-
-    def _reset(self) -> None:
-        self._failed = 0
-        self._groups = 0
-        self._batches = 0.0
-        self._since = None
-        self._retryable = False
 
 
 def count_errors(results: Sequence[RolloutError | None]) -> list[tuple[tuple[str, str], int]]:

@@ -141,8 +141,8 @@ class Producer:
         self.settings = settings
         self.channels = channels
         self.spec = settings.spec
-        self.runner = RolloutRunner(self.spec.settings.stack, self.spec.settings.limits)
         self.guard = FailureGuard(batch_size=max(settings.concurrency, settings.group_size))
+        self.runner = RolloutRunner(self.spec.settings.stack, self.spec.settings.limits, self.guard)
         self.engine: Engine | None = None
         running_groups = math.ceil(settings.concurrency / settings.group_size)
         self._group_limit = asyncio.Semaphore(running_groups + SPARE_GROUPS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -17,7 +16,7 @@ from gymgate.core.config import EnvironmentSettings, RolloutLimits, StackConfig,
 from gymgate.core.errors import ConfigError
 from gymgate.core.task_groups import task_group
 from gymgate.integrations.training.curriculum import CurriculumConfig
-from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
+from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
 from gymgate.integrations.training.sources import blended, in_turn, read_rows
 from gymgate.integrations.training.spec import TrainingSpec
 from gymgate.integrations.trl.batch import RewardPart, SegmentChoice, check_weights, nemo_gym_reward, to_batch
@@ -92,8 +91,7 @@ class NeMoGymSpec:
     """
 
     _loop: LoopThread | None
-    _runner: RolloutRunner | None
-    _guard: FailureGuard
+    _runner: RolloutRunner
     _policies: WeakKeyDictionary[Any, TokenPolicy]
     """By trainer, as long as that lives."""
     _curricula: WeakKeyDictionary[Any, BatchCurriculum]
@@ -115,8 +113,7 @@ class NeMoGymSpec:
     def _reset(self) -> None:
         """Set what belongs to this process: a copy in another process starts without it."""
         self._loop = None
-        self._runner = None
-        self._guard = FailureGuard()
+        self._runner = RolloutRunner(self.settings.stack, self.settings.limits)
         self._policies = WeakKeyDictionary()
         self._curricula = WeakKeyDictionary()
 
@@ -182,7 +179,9 @@ class NeMoGymSpec:
         # every rank decides the same, over the rollouts of all
         errors = [each.rollout.error for each in rollouts]
         results = gather_object(list(zip(located, errors, batch["env_reward"], strict=True)))
-        self._guard.check([error for _, error, _ in results], groups=len({row for row, _, _ in results}))
+        self._runner.guard.check(
+            [error for _, error, _ in results], groups=len({row for row, _, _ in results})
+        )
         if curriculum is not None:
             learned = curriculum.update((place, reward) for (_, place), _, reward in results)
             for metrics in batch["rollout_metrics"]:
@@ -211,11 +210,7 @@ class NeMoGymSpec:
     async def _run_all(
         self, rows: Sequence[tuple[str, dict[str, Any]]], policy: TokenPolicy
     ) -> list[SampledRollout]:
-        if self._runner is None:
-            runner = RolloutRunner(self.settings.stack, self.settings.limits)
-            await runner.start()  # the first start raises; a later one that fails is a failed rollout
-            self._runner = runner
-        await asyncio.sleep(self._guard.pause_s)
+        await self._runner.ready()
         try:
             async with task_group() as group:
                 tasks = [group.create_task(self._runner.run(*row, policy.conversation())) for row in rows]
@@ -264,7 +259,7 @@ class NeMoGymSpec:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **dict.fromkeys(("_loop", "_runner", "_guard", "_policies", "_curricula"))}
+        return {**self.__dict__, **dict.fromkeys(("_loop", "_runner", "_policies", "_curricula"))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -283,9 +278,8 @@ def _settings(names: Sequence[str], settings: Mapping[str, Any]) -> TRLSettings:
         raise ConfigError(f"NeMoGymSpec: {validation_message(error)}") from None
 
 
-async def _close(runner: RolloutRunner | None, policies: Iterable[TokenPolicy]) -> None:
+async def _close(runner: RolloutRunner, policies: Iterable[TokenPolicy]) -> None:
     for policy in policies:
         if isinstance(policy.engine, TRLServerEngine):
             await policy.engine.close()
-    if runner is not None:
-        await runner.close()
+    await runner.close()
