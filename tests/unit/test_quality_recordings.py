@@ -14,9 +14,9 @@ from gymgate.gym.catalog.entries import kind_of_file
 from gymgate.gym.inside.resolve import ServerInstance, dataset_lists, undefined_models
 from gymgate.quality import CheckRequest, RowResult, known
 from gymgate.quality.model import replayable, same_reward, worst_verdict
-from gymgate.quality.probe import cohort_size
 from gymgate.quality.recorded_models import RecordedJudge, RecordedPolicy, recorded_answers, texts_at
 from gymgate.quality.recordings import as_rollout, config_for, packaged_rows, read_recordings
+from gymgate.quality.reward_trial import cohort_size
 
 
 def ask(text: str) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from gymgate.quality.model import (
     RowResult,
     same_reward,
 )
-from gymgate.quality.probe import RewardProbe
 from gymgate.quality.recorded_models import OrderedPolicy, RecordedJudge, RecordedPolicy
 from gymgate.quality.recordings import RecordedRow, RowData, packaged_rows
+from gymgate.quality.reward_trial import RewardTrial
 from gymgate.quality.tracebacks import last_traceback
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.row_fields import ENVIRONMENT_SERVER
@@ -86,7 +86,7 @@ class Replayer:
         logs: ServerLogs,
     ) -> None:
         self.logs = logs
-        self.probe = RewardProbe(self.run, judge, config)
+        self.trial = RewardTrial(self.run, judge, config)
         self._stack = stack
         self._request = request
         self._environment = environment
@@ -109,7 +109,7 @@ class Replayer:
             if len(results) >= MAX_TIMEOUTS and all(row.error_kind == "timeout" for row in results):
                 return results
         if not any(result.rewarded for result in results):
-            await self.probe.run(packaged_rows(self._environment, config=self._config))
+            await self.trial.run(packaged_rows(self._environment, config=self._config))
         return results
 
     async def _result_of(self, recorded: RecordedRow) -> RowResult:

@@ -24,15 +24,15 @@ def summarize(
     check: CheckResult, results: Sequence[RowResult], replayer: Replayer, environment: Environment
 ) -> CheckResult:
     """Return the environment's result with its verdict and rows."""
-    probe = replayer.probe
+    trial = replayer.trial
     diagnosis = _diagnosis(results, replayer, environment)
     return check.concluded(
         diagnosis._replace(traceback=replayer.logs.traceback()),
         rows=tuple(results),
         matched=sum(row.verdict == "match" for row in results),
         compared=sum(row.recorded is not None and not row.outdated for row in results),
-        rewarded=any(row.rewarded for row in results) or (probe.rewarded and not probe.by_stand_in),
-        rewarded_by_stand_in=probe.by_stand_in,
+        rewarded=any(row.rewarded for row in results) or (trial.rewarded and not trial.by_stand_in),
+        rewarded_by_stand_in=trial.by_stand_in,
     )
 
 
@@ -41,10 +41,10 @@ def _diagnosis(results: Sequence[RowResult], replayer: Replayer, environment: En
     verdict = worst_verdict(row.verdict for row in counted)
     row = next((row for row in counted if row.verdict == verdict), None)
     if row is None:
-        return _with_probe(Diagnosis("incomplete", "no recording"), replayer)
+        return _with_trial(Diagnosis("incomplete", "no recording"), replayer)
     if verdict == "incomplete":
         cause = cause_of(environment.name) or row.cause
-        return _with_probe(Diagnosis("incomplete", cause, row.error), replayer)
+        return _with_trial(Diagnosis("incomplete", cause, row.error), replayer)
     if verdict == "differs":
         servers = [server for config in environment.configs for server in config.servers]
         verifiers = [server.type for server in servers if server.kind == "resources_servers"]
@@ -56,14 +56,14 @@ def _diagnosis(results: Sequence[RowResult], replayer: Replayer, environment: En
     return Diagnosis(verdict, row.cause or row.error, row.evidence or row.error, row.need)
 
 
-def _with_probe(diagnosis: Diagnosis, replayer: Replayer) -> Diagnosis:
+def _with_trial(diagnosis: Diagnosis, replayer: Replayer) -> Diagnosis:
     """The diagnosis on an environment without a recording to compare with, and what packaged rows showed."""
-    probe = replayer.probe
-    if probe.judge_missing:
+    trial = replayer.trial
+    if trial.judge_missing:
         return Diagnosis("blocked", NO_JUDGE, "a packaged row's judge was called", "judge")
-    if probe.rewarded or not probe.rollouts:
+    if trial.rewarded or not trial.rollouts:
         return diagnosis
-    errors = [rollout.error for rollout in probe.rollouts if rollout.error is not None]
+    errors = [rollout.error for rollout in trial.rollouts if rollout.error is not None]
     if missing := missing_in(*(error.message for error in errors), replayer.logs.new()):
         return missing.diagnosis
     if errors:

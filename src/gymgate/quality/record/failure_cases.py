@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gymgate.gateway.backends.base import PolicyCallable
-from gymgate.quality.probe import IGNORANT
 from gymgate.quality.record.context import (
     MAX_CALLS,
     OWN_JUDGE,
@@ -22,6 +21,7 @@ from gymgate.quality.record.context import (
     respond,
 )
 from gymgate.quality.record.schema import CASES, Case, FailureCase, Failures, Outcome
+from gymgate.quality.reward_trial import IGNORANT
 from gymgate.rollouts import Rollout, outcome_of
 
 ROLLOUTS = 3

@@ -17,11 +17,11 @@ from gymgate.core import codec
 from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.conversation import blocks_of, items_of
 from gymgate.quality.model import same_reward
-from gymgate.quality.probe import cohort_size
 from gymgate.quality.record.context import MeasurementContext, ReplayCase, constant_policy, respond
 from gymgate.quality.record.schema import Oracle, OracleReason, PhrasingRewards
 from gymgate.quality.record.scoring import Scorer
 from gymgate.quality.recordings import RowData
+from gymgate.quality.reward_trial import cohort_size
 from gymgate.rollouts.answers import DONE, NESTED_FIELDS, Calls, answer_of, calls_in
 
 ROWS = 10

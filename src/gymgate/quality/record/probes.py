@@ -15,7 +15,6 @@ from gymgate.core import codec
 from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.conversation import blocks_of, items_of
 from gymgate.quality.model import same_reward
-from gymgate.quality.probe import IGNORANT
 from gymgate.quality.record import oracle
 from gymgate.quality.record.context import (
     MeasurementContext,
@@ -28,6 +27,7 @@ from gymgate.quality.record.oracle import MADE_UP, Phrasing, RowTrial, has_progr
 from gymgate.quality.record.schema import PROBE_TEXTS, FlaggedRow, ProbeName, ProbeRewards, Probes
 from gymgate.quality.record.scoring import Scorer
 from gymgate.quality.recordings import RecordedRow, RowData
+from gymgate.quality.reward_trial import IGNORANT
 from gymgate.rollouts.answers import Calls
 
 ROWS = 10

@@ -12,7 +12,6 @@ import pytest
 from gymgate.core.errors import UnknownConversationError
 from gymgate.gateway.replay.recording import recorded_rollouts
 from gymgate.gym.catalog import EnvConfig
-from gymgate.quality.probe import RewardProbe
 from gymgate.quality.recorded_models import (
     PLAYED_IN_ORDER,
     PLAYED_LAST,
@@ -20,6 +19,7 @@ from gymgate.quality.recorded_models import (
     OrderedPolicy,
     RecordedJudge,
 )
+from gymgate.quality.reward_trial import RewardTrial
 from gymgate.rollouts import ModelCall, Rollout
 from gymgate.stack import Policy
 
@@ -33,7 +33,7 @@ def rollout(reward: float | None, *models: str) -> Rollout:
 
 def probe(
     tmp_path: Path, told: Callable[[dict[str, Any]], Rollout], judge: RecordedJudge, cohort: int = 1
-) -> RewardProbe:
+) -> RewardTrial:
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps({"s": {"resources_servers": {"e": {"num_rollouts_per_prompt": cohort}}}}))
 
@@ -45,7 +45,7 @@ def probe(
                 return rollout(0.0, "policy_model")
         return told(row)
 
-    return RewardProbe(run, judge, EnvConfig("c", path))
+    return RewardTrial(run, judge, EnvConfig("c", path))
 
 
 async def test_a_reward_counts_only_if_the_policy_was_asked(tmp_path: Path) -> None:

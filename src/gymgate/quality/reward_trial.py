@@ -16,14 +16,14 @@ from gymgate.quality.recordings import RowData
 from gymgate.rollouts import Rollout, outcome_of
 from gymgate.stack import Policy
 
-MAX_PROBES = 2
+MAX_ROWS = 2
 """Packaged rows that are tried."""
 MAX_COHORT = 64
 IGNORANT = "I do not know."
 """The policy's answer to everything."""
 
 
-class RewardProbe:
+class RewardTrial:
     """Runs packaged rows with a policy that knows nothing: first without a judge, then with a stand-in for it."""
 
     def __init__(
@@ -45,9 +45,9 @@ class RewardProbe:
         return any(_counts(rollout) for rollout in self.rollouts)
 
     async def run(self, rows: Sequence[RowData]) -> None:
-        """Run up to `MAX_PROBES` rows until one gets a reward, and once more if a judge was asked."""
+        """Run up to `MAX_ROWS` rows until one gets a reward, and once more if a judge was asked."""
         for stand_in in (False, True):
-            for row in rows[:MAX_PROBES]:
+            for row in rows[:MAX_ROWS]:
                 self._judge.begin(None, stand_in=stand_in)
                 rollout = await self._run_once(row)
                 if self._judge.refused:
