@@ -20,6 +20,7 @@ from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.verifiers import evaluation
 from gymgate.integrations.verifiers.evaluation import (
+    closing_rows,
     complete,
     metrics_of,
     parse_settings,
@@ -295,26 +296,19 @@ def test_what_came_of_the_rollouts() -> None:
     assert len(tasks.tasks) == 1
 
 
-def test_the_closing_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_closing_table(tmp_path: Path, capsys: Any) -> None:
     """Of a replayed run of which a rollout failed."""
     error = {"type": "ProviderError", "message": "no capacity"}
     episodes = [
         _episode("mcqa", 100, rewards={"reward": {"score": 1.0}}),
         _episode("mcqa", 101, ok=False, errors=[error]),
     ]
-    monkeypatch.setattr(evaluation, "evaluate", lambda *_: episodes)
-    config = settings_of()
-    code = eval_command._evaluate(config, tmp_path, wide=True, ks=None, replayed=True, is_example=True)
+    rows, counts = closing_rows(episodes, None, since=0)
+    assert counts.failed == 1
+    eval_command._print_end(rows, counts, tmp_path, replayed=True, wide=True, is_example=True)
     out = capsys.readouterr()
-    assert code == 1
     assert out.out.splitlines()[2].split()[-1] == "replayed"
     assert f"gymgate eval run --resume {tmp_path}" in out.err
     assert "1 x ProviderError: no capacity" in out.err
-    assert (
-        eval_command._evaluate(config, tmp_path, wide=False, ks=None, replayed=False, is_example=False) == 1
-    )
-    del episodes[1]
-    assert (
-        eval_command._evaluate(config, tmp_path, wide=False, ks=None, replayed=False, is_example=False) == 0
-    )
+    eval_command._print_end(rows, counts, tmp_path, replayed=False)
     assert "replayed" not in capsys.readouterr().out

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from pydantic import ValidationError
 
-from gymgate.cli.metrics_tables import print_causes, print_results
+from gymgate.cli.metrics_tables import Rows, print_causes, print_results
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
     GroupedCommand,
@@ -45,12 +45,12 @@ from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.policy import Policy, check_policy, replaying
 from gymgate.integrations.versions import require
 from gymgate.runs.counts import RolloutCounts
-from gymgate.runs.metrics import summary_rows
 from gymgate.runs.settings import is_example as is_example_source
 from gymgate.runs.spec import RunSpec
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.cli.eval import EvalConfig
+    from verifiers.v1.episode import Episode
 
 EPILOG = """All other options go to verifiers unchanged: `vf-eval nemo-gym-env --help` lists them, and `@ FILE` reads
 them from TOML or JSON. --data, --judge, --timeout and the like are short for `--env.taskset.*`."""
@@ -159,14 +159,20 @@ def run(
             if policy.replayed:
                 policy = exits.enter_context(replaying(eval_options, policy))
         path = evaluation.complete(config, policy and policy[:3])
-        return _evaluate(
-            config,
+        started = time.time()
+        if not (episodes := _evaluate(config, path)):
+            return 0
+        rows, counts = evaluation.closing_rows(episodes, ks, since=started)
+        _print_end(
+            rows,
+            counts,
             path,
+            replayed=policy is not None and policy.replayed,
             ks=ks,
             wide=wide,
-            replayed=policy is not None and policy.replayed,
             is_example=eval_options is not None and is_example_source([eval_options.data]),
         )
+        return int(counts.failed > 0)
 
 
 class Line(NamedTuple):
@@ -269,42 +275,38 @@ def _one_line() -> Iterator[None]:
         raise
 
 
-def _evaluate(
-    config: EvalConfig, path: Path, *, ks: Sequence[int] | None, wide: bool, replayed: bool, is_example: bool
-) -> int:
-    """Run an eval in its directory and print its closing table; return the exit code, 1 if rollouts failed."""
-    from gymgate.integrations.verifiers.evaluation import evaluate, metrics_of
+def _evaluate(config: EvalConfig, path: Path) -> list[Episode[Any, Any, Any]]:
+    """Run an eval in its directory, away from a terminal without verifiers' own summary, which has a line for each rollout."""
+    from gymgate.integrations.verifiers.evaluation import evaluate
 
-    started = time.time()
-    # Away from a terminal verifiers' dashboard prints one frame at the end, with a line for each rollout.
     frame = None if sys.stdout.isatty() or config.rich is None else io.StringIO()
-    resume = f"  resume: gymgate eval run --resume {path}  (runs what failed or is missing)"
     try:
         with contextlib.redirect_stdout(frame) if frame else contextlib.nullcontext():
-            episodes = evaluate(config, path, log)
+            return evaluate(config, path, log)
     except KeyboardInterrupt:
-        log(f"results: {path}\n{resume}")
+        log(f"results: {path}\n{_resume(path)}")
         raise
     except SystemExit:
         click.echo(printable(frame.getvalue()) if frame else "", nl=False)  # that there is nothing to resume
         raise
-    if not episodes:
-        return 0
-    environments, tasks = metrics_of(episodes, since=started)
-    counts = RolloutCounts.total(environments.values())
-    rates = {name: metrics.rate for name, metrics in environments.items()}
-    rows = [{**row, "rollouts_per_s": rates.get(row["environment"])} for row in summary_rows(tasks, ks)]
+
+
+def _print_end(rows: Rows, counts: RolloutCounts, path: Path, *, replayed: bool, **table: Any) -> None:
+    """Print the closing table and what to do next; `table` are arguments of `print_results`."""
     echo()
-    print_results(rows, replayed=replayed, ks=ks, wide=wide, is_example=is_example)
+    print_results(rows, replayed=replayed, **table)
     print_causes(counts.causes)
     echo(f"results: {path}")
     log(
         f"  look:   {path / 'traces.jsonl'} has one rollout per line, {path / 'logs/latest/eval.log'} is the log"
     )
     if counts.failed:
-        log(resume)
+        log(_resume(path))
     log_next(
         "add -b URL -m MODEL for your model" if replayed else "",
         "gymgate run ENV -o DIR keeps rollouts for gymgate report, compare and export",
     )
-    return int(counts.failed > 0)
+
+
+def _resume(path: Path) -> str:
+    return f"  resume: gymgate eval run --resume {path}  (runs what failed or is missing)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +14,14 @@ from gymgate.cli.output import echo, log, print_json, print_table
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
-from gymgate.gym.catalog.entries import REGISTRY_ONLY, Dataset
-from gymgate.gym.catalog.needs import Need
-from gymgate.gym.inside.resolve import MISSING, SandboxReference, ServerInstance, walk
+from gymgate.gym.catalog.description import (
+    ConfigDescription,
+    describe_config,
+    describe_sandbox,
+    unshipped_datasets,
+)
+from gymgate.gym.catalog.entries import REGISTRY_ONLY
+from gymgate.gym.inside.resolve import ServerInstance
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts.row_fields import flat_row
@@ -26,64 +30,9 @@ from gymgate.rollouts.transcript import cut, transcript
 if TYPE_CHECKING:
     from gymgate.quality import CheckResult
 
-_IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
-"""Settings that name an image."""
 IMAGES_SHOWN = 3
 LONGEST_PROMPT = 600
 """Characters of a message that are shown."""
-
-
-@dataclass(frozen=True)
-class AgentDescription:
-    """An agent of a config."""
-
-    name: str
-    type: str
-    resources_server: str | None
-
-
-@dataclass(frozen=True)
-class EnvironmentServerDescription:
-    """An environment server of a config that owns its episodes."""
-
-    name: str
-    type: str
-    agents: Sequence[str]
-    """The agents that it calls."""
-
-
-@dataclass(frozen=True)
-class SandboxDescription:
-    """A setting with which a server chooses its sandbox."""
-
-    server: str
-    setting: str
-    """Its dotted key."""
-    name: str | None
-    """The block of the config that it names."""
-    provider: str | None
-    """`None`: to be chosen with `--sandbox`."""
-    images: Sequence[str]
-
-
-@dataclass(frozen=True)
-class ConfigDescription:
-    """A config of an environment."""
-
-    name: str
-    path: Path
-    agents: Sequence[AgentDescription]
-    environment_servers: Sequence[EnvironmentServerDescription]
-    """Those that own its episodes; relays to an agent are left out."""
-    model_servers: Sequence[str]
-    """Model servers other than the policy's."""
-    datasets: Sequence[Dataset]
-    needs: Sequence[Need]
-    sandboxes: Sequence[SandboxDescription]
-    requirements: Sequence[str]
-    """Python requirements that the release does not meet."""
-    missing: Sequence[str]
-    """Dotted keys without a value."""
 
 
 @dataclass(frozen=True)
@@ -156,29 +105,11 @@ def description(environment: Environment, record: CheckResult | None) -> Environ
         verified=environment.verified,
         needs_data=environment.needs_data,
         default_config=environment.config().name,
-        configs=[_config_description(config) for config in environment.configs],
+        configs=[describe_config(config) for config in environment.configs],
         data=[replace(file, lines=file.rows()) for file in environment.data],
         recordings=[file.name for file in environment.recordings()],
         row_images=environment.images or (),
         record=record,
-    )
-
-
-def _config_description(config: EnvConfig) -> ConfigDescription:
-    return ConfigDescription(
-        name=config.name,
-        path=config.path,
-        agents=[AgentDescription(agent.name, agent.type, agent.resources_server) for agent in config.agents],
-        environment_servers=[
-            EnvironmentServerDescription(server.name, server.type, server.called_agents)
-            for server in config.environment_servers
-        ],
-        model_servers=config.model_servers,
-        datasets=config.datasets,
-        needs=config.needs,
-        sandboxes=[_sandbox_description(config, reference) for reference in config.sandboxes],
-        requirements=config.requirements,
-        missing=config.missing,
     )
 
 
@@ -276,11 +207,7 @@ def _data(environment: Environment, config: EnvConfig) -> None:
         )
     else:
         echo("no packaged data")
-    absent = [
-        dataset
-        for dataset in config.datasets
-        if not any(file.path.as_posix().endswith(dataset.path) for file in environment.data)
-    ]
+    absent = unshipped_datasets(environment, config)
     elsewhere = [f"{dataset.name} ({dataset.path})" for dataset in absent]
     if elsewhere:
         echo(f"declared but not in the release: {', '.join(elsewhere)}")
@@ -297,7 +224,7 @@ def _sandboxes(environment: Environment, config: EnvConfig) -> None:
     if config.sandboxes or images:
         echo()
     if config.sandboxes:
-        described = [_sandbox_description(config, each) for each in config.sandboxes]
+        described = [describe_sandbox(config, each) for each in config.sandboxes]
         print_table(
             ("sandbox of", "provider", "image"),
             (
@@ -312,22 +239,6 @@ def _sandboxes(environment: Environment, config: EnvConfig) -> None:
     if images:
         more = f" and {len(images) - IMAGES_SHOWN} more" if len(images) > IMAGES_SHOWN else ""
         echo(f"images of its packaged rows: {', '.join(images[:IMAGES_SHOWN])}{more}")
-
-
-def _sandbox_description(config: EnvConfig, reference: SandboxReference) -> SandboxDescription:
-    server = next(each for each in config.servers if reference.setting.startswith(f"{each.key}."))
-    images = [
-        value
-        for path, value in walk(server.block)
-        if _IMAGE.search(path) and isinstance(value, str) and value not in ("", MISSING)
-    ]
-    return SandboxDescription(
-        server=server.name,
-        setting=reference.setting,
-        name=reference.name,
-        provider=reference.provider,
-        images=list(dict.fromkeys(images)),
-    )
 
 
 def _needs(environment: Environment, config: EnvConfig) -> None:

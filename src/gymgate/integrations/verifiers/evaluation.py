@@ -33,6 +33,7 @@ from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import INFO_KEY, NeMoGymConfig
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.counts import RolloutCounts
+from gymgate.runs.metrics import summary_rows
 from gymgate.runs.tasks import CollectedTasks
 
 PROGRESS_S = 10.0
@@ -168,6 +169,16 @@ class TimedCounts(RolloutCounts):
     def rate(self) -> float | None:
         """Rollouts per second from the first one's start to the last one's end."""
         return self.timed / (self.end - self.start) if self.end > self.start else None
+
+
+def closing_rows(
+    episodes: Iterable[Episode[Any, Any, Any]], ks: Sequence[int] | None, since: float
+) -> tuple[list[dict[str, Any]], RolloutCounts]:
+    """Return the metrics of each environment, with its rate since a time, and the outcomes of all rollouts."""
+    environments, tasks = metrics_of(episodes, since)
+    rates = {name: counts.rate for name, counts in environments.items()}
+    rows = [{**row, "rollouts_per_s": rates.get(row["environment"])} for row in summary_rows(tasks, ks)]
+    return rows, RolloutCounts.total(environments.values())
 
 
 def metrics_of(
