@@ -26,7 +26,6 @@ from gymgate.cli.options import (
     config_option,
     env_var_option,
     field_option,
-    given_fields,
     gym_option,
     json_option,
     judge_key_var_option,
@@ -34,6 +33,7 @@ from gymgate.cli.options import (
     kind_option,
     number_option,
     option,
+    option_fields,
     repeats_option,
     routing_option,
     sandbox_option,
@@ -181,7 +181,7 @@ def command(
     if logs is None and verbose:
         logs = Path(context.with_resource(TemporaryDirectory(prefix="gymgate-check-")))
     requests = _requests(context, logs)
-    shown = _Shown(Thresholds(**given_fields(context)[Thresholds]), as_json=as_json, verbose=verbose)
+    shown = _Shown(Thresholds(**option_fields(context)[Thresholds]), as_json=as_json, verbose=verbose)
     error = None
     if rows_only:
         results = _read_rows(requests, records, rows_files, shown)
@@ -234,7 +234,7 @@ def _refuse_misfits(context: click.Context) -> None:
 
 def _requests(context: click.Context, logs: Path | None) -> list[CheckRequest]:
     """Return a request for each environment, after asking the endpoints. Raises `ConfigError` and `PolicyError`."""
-    values, given = context.params, given_fields(context)
+    values, fields = context.params, option_fields(context)
     stack = stack_fields(context, values["environments"])
     if (sandbox := values["sandbox"]) is not None:
         # Checked here, because the verdict on each environment would be that it is blocked.
@@ -249,12 +249,12 @@ def _requests(context: click.Context, logs: Path | None) -> list[CheckRequest]:
             ask_judges(stack.get("models", {}), values["wait_for_policy"] or 0, log)
         )
     is_measured = bool(
-        values["records"] or policy or values["sections"] or values["probes"] or given[Thresholds]
+        values["records"] or policy or values["sections"] or values["probes"] or fields[Thresholds]
     )
     settings = {
-        **given[CheckRequest],
+        **fields[CheckRequest],
         "repeats": values["repeats"],
-        "limits": given[RolloutLimits],
+        "limits": fields[RolloutLimits],
         "policy": policy,
         "measure": is_measured,
         **_settings_of_probes({*values["probes"]}),

@@ -16,10 +16,10 @@ from gymgate.cli.options import (
     config_option,
     env_var_option,
     field_option,
-    given_fields,
     gym_option,
     json_option,
     number_option,
+    option_fields,
     parsed,
     set_option,
 )
@@ -94,18 +94,18 @@ def prepare(
       gymgate data prepare reasoning_gym -- --task knights_knaves --size 500 --seed 1
       gymgate data prepare math_with_judge --input raw.jsonl --prompt prompt.yaml
     """
-    given = given_fields(context)
-    file = given[PrepareConfig].get("input")
+    fields = option_fields(context)
+    file = fields[PrepareConfig].get("input")
     if script_arguments and not script_arguments[0].startswith("-"):
         raise ConfigError(
             f"one environment at a time, not {script_arguments[0]!r} as well; arguments of a script come after --"
         )
-    if file and (script_arguments or "script" in given[PrepareConfig]):
+    if file and (script_arguments or "script" in fields[PrepareConfig]):
         raise ConfigError("--input and a script both give rows; name only one of them")
     if file and not Path(file).expanduser().is_file():
         raise ConfigError(f"--input {file!r}: there is no such file")
     (config,) = environment_configs(context, [environment])
-    settings = {**given[PrepareConfig], **given[StackConfig]}
+    settings = {**fields[PrepareConfig], **fields[StackConfig]}
     settings |= {"environment": config, "script_arguments": script_arguments}
     target = writable_path(output or Path("data") / _file_name(environment))
     try:

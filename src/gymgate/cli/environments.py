@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gymgate.cli.options import Option, given_fields, is_given
+from gymgate.cli.options import Option, is_on_line, option_fields
 from gymgate.cli.texts import endpoint_list, key_variable, parse_judges, parse_overrides
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, RayCluster, StackConfig
 from gymgate.core.errors import ConfigError, DataError
@@ -25,12 +25,12 @@ def stack_fields(
 
     `names` are its environments; without one they are the file's. Raises `ConfigError`.
     """
-    values, given = context.params, given_fields(context)
-    stack = {**file, **given[StackConfig]}
+    values, fields = context.params, option_fields(context)
+    stack = {**file, **fields[StackConfig]}
     stack["environments"] = environment_configs(context, names or file.get("environments") or ())
     if judges := parse_judges(values.get("judges", ()), values.get("judge_key_vars", ())):
         stack["models"] = table(file, "models") | judges
-    if cluster := given[RayCluster]:
+    if cluster := fields[RayCluster]:
         if "address" not in cluster:
             raise ConfigError("--cpus-per-stack needs --ray ADDRESS")
         stack["ray"] = RayCluster(**cluster)
@@ -47,12 +47,12 @@ def environment_configs(
 
     Raises `ConfigError` for `--config` or `--agent` with several environments.
     """
-    given = given_fields(context)[EnvironmentConfig]
+    fields = option_fields(context)[EnvironmentConfig]
     listed = [environments] if isinstance(environments, str) else environments
     configs = [
         EnvironmentConfig.model_validate({"name": item} if isinstance(item, str) else item) for item in listed
     ]
-    if len(configs) > 1 and (wrong := [f"--{name}" for name in ("config", "agent") if name in given]):
+    if len(configs) > 1 and (wrong := [f"--{name}" for name in ("config", "agent") if name in fields]):
         raise ConfigError(
             f"{' and '.join(wrong)} can be given for one environment only, not for {len(configs)}"
         )
@@ -61,7 +61,7 @@ def environment_configs(
         EnvironmentConfig.model_validate(
             {
                 **config.model_dump(),
-                **given,
+                **fields,
                 "overrides": dict(config.overrides) | overrides[config.name],
             }
         )
@@ -74,22 +74,22 @@ def endpoint_fields(context: click.Context, file: Mapping[str, Any] = MappingPro
 
     Empty if neither gives an address. Raises `ConfigError` for other options of an endpoint then.
     """
-    given = given_fields(context)[HTTPEndpoint]
+    fields = option_fields(context)[HTTPEndpoint]
     if (urls := context.params["urls"]) is not None:
         first, *replicas = endpoint_list(urls)
-        given |= {"base_url": first, "replicas": tuple(replicas)}
+        fields |= {"base_url": first, "replicas": tuple(replicas)}
     elif not file:
         options = [
             option.opts[0]
             for option in context.command.params
-            if isinstance(option, Option) and option.group == "Policy" and is_given(context, option.name)
+            if isinstance(option, Option) and option.group == "Policy" and is_on_line(context, option.name)
         ]
         if names := [name for name in options if name != "--replay-file"]:
             raise ConfigError(f"{' and '.join(names)} needs an endpoint; give one: -b http://host:8000/v1")
         return {}
-    if "sampling" in given:
-        given["sampling"] = table(file, "sampling") | given["sampling"]
-    return {"api_key_env": key_variable(None), **file, **given}
+    if "sampling" in fields:
+        fields["sampling"] = table(file, "sampling") | fields["sampling"]
+    return {"api_key_env": key_variable(None), **file, **fields}
 
 
 def table(values: Mapping[str, Any], name: str) -> dict[str, Any]:

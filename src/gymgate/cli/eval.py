@@ -24,12 +24,12 @@ from gymgate.cli.options import (
     complete_environments,
     concurrency_option,
     data_option,
-    given_fields,
     gym_option,
-    is_given,
+    is_on_line,
     k_option,
     model_option,
     option,
+    option_fields,
     repeats_option,
     rows_option,
     sampling_option,
@@ -192,7 +192,7 @@ def read_line(context: click.Context) -> Line:
     not fit the taskset or one another.
     """
     values, args = context.params, context.params["args"]
-    given = [name for name in values if name != "args" and is_given(context, name)]
+    given = [name for name in values if name != "args" and is_on_line(context, name)]
     if directory := values["resume"]:
         if wrong := sorted({*given} - {"resume", "push"}) or [*args]:
             raise ConfigError(
@@ -232,9 +232,9 @@ def read_line(context: click.Context) -> Line:
 
 def taskset_settings(context: click.Context) -> dict[str, Any]:
     """Return the settings of the taskset that our options give: its fields are those of a run's description."""
-    values, given = context.params, given_fields(context)
-    data = {name: value for name, value in given[RunSpec].items() if name == "data"}
-    settings = {**data, **given[EnvironmentConfig], **given[StackConfig], **given[RolloutLimits]}
+    values, fields = context.params, option_fields(context)
+    data = {name: value for name, value in fields[RunSpec].items() if name == "data"}
+    settings = {**data, **fields[EnvironmentConfig], **fields[StackConfig], **fields[RolloutLimits]}
     if (runtime := settings.pop("runtime", None)) is not None:
         settings |= {"gym": runtime.version, **runtime.model_dump(include={"interpreter"}, exclude_none=True)}
     if values["environments"]:

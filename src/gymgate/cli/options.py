@@ -109,17 +109,17 @@ def parsed(parse: Callable[[Any], Any]) -> Callable[..., Any]:
     return lambda _context, _option, value: parse(value) if value else value
 
 
-def given_fields(context: click.Context) -> dict[type[Config], dict[str, Any]]:
+def option_fields(context: click.Context) -> dict[type[Config], dict[str, Any]]:
     """Return the values of `field_option`s on the command line, by config and field."""
     values: dict[type[Config], dict[str, Any]] = defaultdict(dict)
     for parameter in context.command.params:
-        if isinstance(parameter, Option) and parameter.field and is_given(context, parameter.name):
+        if isinstance(parameter, Option) and parameter.field and is_on_line(context, parameter.name):
             cls, name = parameter.field
             values[cls][name] = context.params[parameter.name or ""]
     return values
 
 
-def is_given(context: click.Context, name: str | None) -> bool:
+def is_on_line(context: click.Context, name: str | None) -> bool:
     """Return whether a parameter is on the command line."""
     return context.get_parameter_source(name or "") is not ParameterSource.DEFAULT
 

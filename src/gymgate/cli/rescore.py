@@ -14,7 +14,7 @@ from gymgate.cli.options import (
     GroupedCommand,
     add_options,
     complete_environments,
-    is_given,
+    is_on_line,
     option,
     shard_option,
 )
@@ -158,7 +158,7 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
     file: dict[str, Any] = {"stack": stack}
     if settings:
         stack["runtime"] = {"version": settings["nemo_gym"]}
-        if (interpreter := settings.get("interpreter")) is not None and not is_given(context, "gym"):
+        if (interpreter := settings.get("interpreter")) is not None and not is_on_line(context, "gym"):
             raise ConfigError(
                 f"{run.path} ran in its own interpreter; give it here to use it: "
                 f"--gym {settings['nemo_gym']}@{interpreter}"
@@ -209,7 +209,7 @@ def _refuse_code_of_run(
                 f"--config {name}" for name in configs if not all(_is_in(file, catalog) for file in files)
             ]
         sandbox = stored.get(config.name, {}).get("sandbox")
-        if sandbox is not None and not is_given(context, "sandbox"):
+        if sandbox is not None and not is_on_line(context, "sandbox"):
             missing.append(f"--sandbox {sandbox}")
         settings, repeated = dict(config.overrides), dict(options.overrides)
         missing += [f"--set {prefix}{key}={value}" for key, value in settings.items() if key not in repeated]

@@ -18,7 +18,7 @@ from gymgate.cli.options import (
     complete_environments,
     data_option,
     field_option,
-    is_given,
+    is_on_line,
     option,
     parsed,
     price_option,
@@ -181,6 +181,6 @@ def _refuse_without_directory(context: click.Context) -> None:
     if options := [
         option.opts[-1]
         for option in context.command.params
-        if option.name in KEPT_ONLY and is_given(context, option.name)
+        if option.name in KEPT_ONLY and is_on_line(context, option.name)
     ]:
         raise ConfigError(f"{' and '.join(options)} needs a directory that keeps the rollouts: -o DIR")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gymgate.cli.environments import endpoint_fields, environment_configs, stack_fields, table
-from gymgate.cli.options import given_fields
+from gymgate.cli.options import option_fields
 from gymgate.cli.output import Log
 from gymgate.core.config import RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.core.errors import ConfigError
@@ -43,7 +43,7 @@ def missing_in_line(context: click.Context, log: Log, *, files: bool) -> None:
 
 def catalog_of(context: click.Context, file: Mapping[str, Any], log: Log) -> Catalog:
     """Open the catalog of the release that a description with options means."""
-    runtime = given_fields(context)[StackConfig].get("runtime") or table(file, "stack").get("runtime") or {}
+    runtime = option_fields(context)[StackConfig].get("runtime") or table(file, "stack").get("runtime") or {}
     return open_catalog(RuntimeConfig.model_validate(runtime), progress=log)
 
 
@@ -54,14 +54,14 @@ def overridden(
 
     Raises `ConfigError`.
     """
-    given = given_fields(context)
+    fields = option_fields(context)
     return RunSpec.model_validate(
         {
             **{name: value for name, value in file.items() if value is not None},
-            **given[RunSpec],
+            **fields[RunSpec],
             "stack": stack_fields(context, names, table(file, "stack")),
-            "pace": table(file, "pace") | given[Pace],
-            "limits": table(file, "limits") | given[RolloutLimits],
+            "pace": table(file, "pace") | fields[Pace],
+            "limits": table(file, "limits") | fields[RolloutLimits],
         }
     )
 
@@ -73,7 +73,7 @@ def _named(context: click.Context) -> tuple[dict[str, Any], list[str], str | Non
     """
     values = context.params
     file = read_spec(values["spec"]) if values["spec"] else {}
-    data = given_fields(context)[RunSpec].get("data")
+    data = option_fields(context)[RunSpec].get("data")
     files = [name for name in values["arguments"] if name.endswith(ROWS) or name.startswith("hf:")]
     if len(files) > 1:
         raise ConfigError(f"one file of rows at a time, not {len(files)}; put their lines into one file")

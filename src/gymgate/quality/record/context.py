@@ -50,7 +50,8 @@ class ReplayCase:
     row: RowData
     policy: Callable[[], PolicyCallable]
     """Makes a policy that gives the answers from the beginning."""
-    recorded: RecordedRow | None = None
+    origin: RecordedRow | None = None
+    """The recorded rollout that it replays; `None` for a packaged row."""
     replayed: float | None = None
     """Reward of the replay that the verdict is from; `None` for a packaged row."""
     stand_in: bool = False
@@ -123,7 +124,7 @@ class MeasurementContext:
 
     async def run(self, replay: ReplayCase, policy: PolicyCallable | None = None, **limits: Any) -> Rollout:
         """Run it alone, with its recorded judge."""
-        record = replay.recorded.recording.raw if replay.recorded else None
+        record = replay.origin.recording.raw if replay.origin else None
         self.judge.begin(record, stand_in=replay.stand_in)
         return await self._run(replay, policy, **limits)
 
@@ -146,11 +147,11 @@ class MeasurementContext:
         return await asyncio.gather(*map(run, replays))
 
     async def _run(self, replay: ReplayCase, policy: PolicyCallable | None, **limits: Any) -> Rollout:
-        agent = replay.recorded.agent if replay.recorded else None
+        agent = replay.origin.agent if replay.origin else None
         with self._serve(policy or replay.policy()) as endpoint:
             rollout = await self.replayer.run(replay.row, endpoint, agent, **limits)
         self.has_recorded_judge = self.has_recorded_judge or self.judge.judged_by == "recorded"
-        is_made_up = policy is not None or replay.recorded is None
+        is_made_up = policy is not None or replay.origin is None
         self.policy_was_judge = any(call.model_server == POLICY_AS_JUDGE for call in rollout.calls)
         self.judged_itself = self.policy_was_judge and is_made_up
         return rollout

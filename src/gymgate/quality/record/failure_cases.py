@@ -62,9 +62,7 @@ async def _judge_down(context: MeasurementContext) -> list[Rollout]:
 
 
 async def _tool_timeout(context: MeasurementContext) -> list[Rollout]:
-    replays = [
-        replay for replay in context.replays if replay.recorded and replay.recorded.recording.tool_calls
-    ]
+    replays = [replay for replay in context.replays if replay.origin and replay.origin.recording.tool_calls]
     if not replays:
         raise Unmeasured("no recorded rollout with a reward calls a tool")
     pids = await context.server_pids("resources_servers")
@@ -146,7 +144,7 @@ class _Cut:
 
     def __init__(self, replay: ReplayCase) -> None:
         self._policy = replay.policy()
-        self.last = len(replay.recorded.recording.steps) if replay.recorded else 1
+        self.last = len(replay.origin.recording.steps) if replay.origin else 1
         self.half: str | None = None
         """Half of the last answer, once that was given. It is given again to an agent that goes on."""
         self._calls = 0
