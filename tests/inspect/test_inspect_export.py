@@ -116,7 +116,7 @@ def test_two_models_are_not_one_log(run: Path, tmp_path: Path) -> None:
 
 
 def test_another_ending_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\.eval or \.json"):
+    with pytest.raises(ConfigError, match=r"\.eval, \.json"):
         export(run, tmp_path / "run.jsonl")
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from gymgate import Rollout, Stack, outcome_of
 from gymgate.core.config import EnvironmentConfig, RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, StackLostError
 from gymgate.stack import acquire
-from gymgate.stack.sync import SyncStack, acquire_sync
 from support.episodes import assistant, both, episode_row, episodes, none_open, open_sessions, user
 from support.stacks import all_gone, pids_of, server_pid, stack_config
 
@@ -31,18 +29,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> StackConfig:
     return stack_config(
         *(EnvironmentConfig(name=str(path)) for path in paths), models={"user_model": "policy"}
     )
-
-
-@pytest.fixture(scope="module")
-def held(config: StackConfig) -> Iterator[SyncStack]:
-    with acquire_sync(config) as stack:
-        yield stack
-
-
-@pytest.fixture
-async def stack(held: SyncStack, config: StackConfig) -> AsyncIterator[Stack]:
-    async with acquire(config) as stack:
-        yield stack
 
 
 async def play(stack: Stack, row: dict[str, Any], environment: str = "duet", **settings: Any) -> Rollout:

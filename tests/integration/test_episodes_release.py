@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,7 @@ from gymgate.core import codec
 from gymgate.core.config import EnvironmentConfig, StackConfig
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import clean_env, ensure_runtime, open_catalog
-from gymgate.stack import acquire, acquire_sync
 from gymgate.stack.routing import episode_request
-from gymgate.stack.sync import SyncStack
 from support.episodes import episodes
 from support.stacks import SIMPLE, call_then_answer, name_of, runtime, stack_config
 from support.upstream import MODELS, Seen, chat_answer, upstream_in_thread
@@ -56,18 +54,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> StackConfig:
     path.write_text(TURN)
     legacy = open_catalog(runtime(), (), progress=print).find(SIMPLE).config(LEGACY).path
     return stack_config(SIMPLE, EnvironmentConfig(name=str(legacy)), EnvironmentConfig(name=str(path)))
-
-
-@pytest.fixture(scope="module")
-def held(config: StackConfig) -> Iterator[SyncStack]:
-    with acquire_sync(config) as stack:
-        yield stack
-
-
-@pytest.fixture
-async def stack(held: SyncStack, config: StackConfig) -> AsyncIterator[Stack]:
-    async with acquire(config) as stack:
-        yield stack
 
 
 def said(rollout: Rollout) -> tuple[Any, ...]:

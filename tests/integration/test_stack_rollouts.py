@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, Sta
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.runtime import ensure_runtime
-from gymgate.stack import Stack, SyncStack, acquire, acquire_sync
+from gymgate.stack import Stack
 from support.faulty import faulty
 from support.stacks import ROW, SESSIONS, SIMPLE, answer, call_then_answer, stack_config
 
@@ -28,19 +27,6 @@ AGENT = f"{SIMPLE}_simple_agent"
 def config(tmp_path_factory: pytest.TempPathFactory) -> StackConfig:
     broken = faulty(tmp_path_factory.mktemp("faulty"), fault="verify")
     return stack_config(SIMPLE, SESSIONS, broken)
-
-
-@pytest.fixture(scope="module")
-def held(config: StackConfig) -> Iterator[SyncStack]:
-    """A lease for the module, so that each test joins a stack that is up."""
-    with acquire_sync(config) as stack:
-        yield stack
-
-
-@pytest.fixture
-async def stack(held: SyncStack, config: StackConfig) -> AsyncIterator[Stack]:
-    async with acquire(config) as stack:
-        yield stack
 
 
 async def test_a_rollout_is_scored_and_recorded(stack: Stack) -> None:

@@ -7,8 +7,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,23 +66,15 @@ def command(names: tuple[str, ...], follow: bool, lines: int | None) -> None:
 
 def _follow(daemon: DaemonProcess, shown: _Logs) -> None:
     """Print what comes, until the daemon has ended."""
-    with contextlib.suppress(ProcessLookupError), _process(daemon.pid) as descriptor:
+    with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as exits:
+        descriptor = os.pidfd_open(daemon.pid)
+        exits.callback(os.close, descriptor)
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while not poll.poll(LOOK_S * 1000):
             shown.look()
             shown.print()
     shown.print(rest=True)
-
-
-@contextmanager
-def _process(pid: int) -> Iterator[int]:
-    """Give a descriptor of a process. Raises `ProcessLookupError` if it has ended."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 class _Logs:

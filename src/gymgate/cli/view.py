@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
+from gymgate.cli.interrupts import serve_interruptibly
 from gymgate.cli.listening import bound, url_address
 from gymgate.cli.options import per_task_option, port_option, tasks_option
 from gymgate.cli.output import echo, log
@@ -46,11 +46,7 @@ def command(run: Path, tasks: int, per_task: int, port: int, no_browser: bool) -
                 threading.Thread(target=_open, args=(url,), daemon=True).start()
 
         view = ReportView(GrowingReport(run, tasks=tasks, per_task=per_task))
-        interrupted, error = run_interruptibly(view.serve(listener, ready))
-    if error is not None:
-        raise error
-    if interrupted:
-        raise click.exceptions.Exit(INTERRUPTED)
+        serve_interruptibly(view.serve(listener, ready))
 
 
 def _open(url: str) -> None:

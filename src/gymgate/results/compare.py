@@ -18,23 +18,6 @@ from gymgate.runs.counts import OVERALL
 from gymgate.runs.settings import context_overflow_of
 from gymgate.runs.tasks import CollectedTasks, Task
 
-_COLUMNS = (
-    *(
-        "environment",
-        "A",
-        "B",
-        "difference",
-        "difference_se",
-        "p",
-        "pairs",
-        "better",
-        "worse",
-        "rows",
-        "left_out",
-    ),
-    *("failed_first", "failed_second", "only_first", "only_second"),
-)
-
 
 class Flip(NamedTuple):
     """A row whose mean reward differs between the runs."""
@@ -203,7 +186,7 @@ def _parts(
 ) -> Iterator[Part]:
     for row in compared.rows:
         yield {"headline": verdict(row, names)}
-    yield table([{**row, "A": row["first"], "B": row["second"]} for row in compared.rows], _COLUMNS)
+    yield table(compared.rows)
     yield {"heading": "Rows that differ"}
     yield {"filters": {}}
     for key, flip in shown.items():
@@ -243,15 +226,15 @@ def _row(
     sides = [[reward for pairs in mine for reward in getattr(pairs, side)] for side in ("first", "second")]
     return {
         "environment": environment,
-        "rows": len(mine),
-        "pairs": len(every),
         "first": st.mean(sides[0]),
         "second": st.mean(sides[1]),
         "difference": st.mean(every),
         "difference_se": st.clustered_error(differences),
+        "p": sign_test_p(differences) if every and all(map(st.is_binary, sides)) else None,
+        "pairs": len(every),
         "better": better,
         "worse": worse,
-        "p": sign_test_p(differences) if every and all(map(st.is_binary, sides)) else None,
+        "rows": len(mine),
         "left_out": sum(pairs.left_out for pairs in mine),
         "failed_first": sum(task.failed for task in runs[0].tasks.values() if is_of(task)),
         "failed_second": sum(task.failed for task in runs[1].tasks.values() if is_of(task)),

@@ -50,6 +50,8 @@ _TITLES = {
     "output_tokens": "output tokens",
     "reasoning_tokens": "reasoning tokens",
     "left_out": "left out",
+    "first": "A",
+    "second": "B",
     "difference_se": "± se",
     "failed_first": "failed in A",
     "failed_second": "failed in B",

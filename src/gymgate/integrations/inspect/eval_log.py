@@ -26,12 +26,13 @@ from inspect_ai.log import (
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput, ModelUsage
 
 from gymgate.core.config import POLICY
-from gymgate.core.errors import ConfigError, DataError
+from gymgate.core.errors import DataError
 from gymgate.integrations.eval_rows import row_id
+from gymgate.integrations.failures import failure_of
 from gymgate.integrations.inspect.scorer import score_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
 from gymgate.integrations.inspect.task import conversation_of
-from gymgate.rollouts import outcome_of
+from gymgate.results.tables import checked_table
 from gymgate.rollouts.row import input_items
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.costs import TOKENS, Tokens, UsageCounts, tokens_of
@@ -54,8 +55,7 @@ def export_log(runs: Runs, output: Path) -> int:
     Repeats of a row are the epochs of one sample. All of it is in memory at once. Raises `ConfigError` for another suffix
     than .eval or .json and for rollouts that are in two runs, `DataError` if the file cannot be written.
     """
-    if output.suffix not in (".eval", ".json"):
-        raise ConfigError(f"-o {str(output)!r}: the name of an Inspect log must end in .eval or .json")
+    checked_table(output, (".eval", ".json"))
     log = asyncio.run(_log_of(runs))
     recompute_metrics(log)
     try:
@@ -154,7 +154,7 @@ async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSamp
     answered = (result.get("response") or {}).get("output")
     messages = await conversation_of({"input": [*opening, *(answered if isinstance(answered, list) else [])]})
     output = _output(messages, rollout, model)
-    failure = _failure(rollout)
+    failure = failure_of(rollout)
     tokens = tokens_of(rollout)
     own = tokens.pop(POLICY, None)
     return EvalSample(
@@ -165,7 +165,7 @@ async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSamp
         messages=messages,
         output=output,
         scores=None if failure else {SCORER: score_of(record_of(rollout), output.completion)},
-        error=failure,
+        error=failure and EvalError(message=failure, traceback=failure, traceback_ansi=failure),
         metadata={
             ROLLOUT_KEY: rollout.model_dump(
                 include={"environment", "agent", "source", "line", "repeat", "seed", "attempt"}
@@ -191,14 +191,6 @@ def _output(messages: list[ChatMessage], rollout: CollectedRollout, model: str) 
     reasons = [call.finish_reason for call in rollout.policy_calls]
     stop = _STOPS.get((reasons[-1] if reasons else None) or "stop", "unknown")
     return ModelOutput.from_message(messages[-1], stop_reason=stop).model_copy(update={"model": model})
-
-
-def _failure(rollout: CollectedRollout) -> EvalError | None:
-    if outcome_of(rollout).reason != "failed":
-        return None
-    error = rollout.error
-    message = "the rollout gave no result" if error is None else f"{error.kind}: {error.message}"
-    return EvalError(message=message, traceback=message, traceback_ansi=message)
 
 
 def _usage(name: str, tokens: Tokens | None) -> dict[str, ModelUsage]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gymgate.core import codec
 from gymgate.core.config import RuntimeConfig
-from gymgate.integrations.training.sources import ENVIRONMENT, ROW, Draws, open_sources, prompt_messages
+from gymgate.integrations.training.sources import Draws, columns_of, open_sources, prompt_messages
 
 
 class NeMoGymDataset:
@@ -36,13 +35,8 @@ class NeMoGymDataset:
         number, position = self._draws[index]
         source = self.sources[number]
         row = source.rows[position]
-        name = source.environment or row.agent or "nemo_gym"
-        columns = {
-            "data_source": name,
-            ENVIRONMENT: source.environment,
-            ROW: codec.dumps(row.data).decode(),
-        }
-        return prompt_messages(row.data), name, columns, str(index)
+        columns = columns_of(source, row)
+        return prompt_messages(row.data), columns["data_source"], columns, str(index)
 
     def collate_fn(self, items: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the items of a batch under the names that SkyRL gives them."""

@@ -9,8 +9,6 @@ from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_mo
 from skyrl.train.generators.base import TRAINING_PHASE_EVAL, GeneratorInterface
 from skyrl.train.generators.utils import build_vllm_cache_salt, get_rollout_metrics
 
-from gymgate.core import codec
-from gymgate.core.errors import ConfigError
 from gymgate.core.task_groups import task_group
 from gymgate.integrations.skyrl.engine import (
     GeneratorSettings,
@@ -21,7 +19,7 @@ from gymgate.integrations.skyrl.engine import (
 )
 from gymgate.integrations.skyrl.outputs import Row, log_entries, reward_of, to_output, to_rows
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
-from gymgate.integrations.training.sources import ENVIRONMENT, ROW
+from gymgate.integrations.training.sources import row_in
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 
@@ -85,14 +83,10 @@ class NeMoGymGenerator(GeneratorInterface):  # type: ignore[misc]
         await self.runner.close()
 
     async def _run(self, columns: Mapping[str, Any], policy: TokenPolicy) -> SampledRollout:
-        if ROW not in columns:
-            raise ConfigError(
-                f"the dataset has no column {ROW!r}; return a NeMoGymDataset from get_train_dataset"
-            )
+        environment, row = row_in(columns, "return a NeMoGymDataset from get_train_dataset")
         conversation = policy.conversation()
         try:
-            row = codec.loads(columns[ROW].encode())
-            return await self.runner.run(columns[ENVIRONMENT], row, conversation)
+            return await self.runner.run(environment, row, conversation)
         finally:
             await self.client.finish_session(conversation.session)  # its server may get another rollout
 

@@ -10,7 +10,7 @@ are tried in proportion to how likely they are near the target.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,6 +171,14 @@ class Curriculum:
                 flat.append(min(rewards) == max(rewards))
         metrics: dict[str, list[float]] = {"flat_groups": flat, "distance": distances}
         return {name: sum(values) / len(values) for name, values in metrics.items() if values}
+
+    def learn(self, rewards: Iterable[tuple[Hashable, tuple[str, int], float | None]]) -> dict[str, float]:
+        """Update by a batch: group, environment and position, and reward of each rollout. Return metrics for a trainer's log."""
+        groups: dict[tuple[Hashable, tuple[str, int]], list[float | None]] = {}
+        for group, place, reward in rewards:
+            groups.setdefault((group, place), []).append(reward)
+        metrics = self.update(Group(*place, each) for (_, place), each in groups.items())
+        return {f"curriculum_{name}": value for name, value in metrics.items()}
 
     def rate(self, environment: str, position: int) -> float:
         """Return the expected pass rate of a row; 0.5 of one that nothing is known of."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
+from gymgate.core import codec
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.catalog import Environment
@@ -102,6 +103,22 @@ class Draws:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         return self._flat[2 * index], self._flat[2 * index + 1]
+
+
+def columns_of(source: WeightedSource, row: Row) -> dict[str, Any]:
+    """Return the columns by which a trainer carries a row, and its environment or agent as `data_source`, for metrics."""
+    return {
+        "data_source": source.environment or row.agent or "nemo_gym",
+        ENVIRONMENT: source.environment,
+        ROW: codec.dumps(row.data).decode(),
+    }
+
+
+def row_in(columns: Mapping[str, Any], advice: str) -> tuple[str, dict[str, Any]]:
+    """Return environment and row of a dataset's columns. Raises `ConfigError` with advice for a dataset that has none."""
+    if ROW not in columns:
+        raise ConfigError(f"the dataset has no column {ROW!r}; {advice}")
+    return str(columns.get(ENVIRONMENT, "")), codec.loads(columns[ROW].encode())
 
 
 def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:

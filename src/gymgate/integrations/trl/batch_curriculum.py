@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from gymgate.core import codec
 from gymgate.core.files import replacing
-from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig, Group
+from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig
 from gymgate.integrations.training.sources import WeightedSource
 from gymgate.rollouts.row import row_key
 
@@ -54,11 +54,7 @@ class BatchCurriculum(TrainerCallback):
 
     def update(self, rewards: Iterable[tuple[int, float | None]]) -> dict[str, float]:
         """Learn from the batch's rewards, given with their places, and return what is logged."""
-        groups: dict[int, list[float | None]] = {}
-        for place, reward in rewards:
-            groups.setdefault(place, []).append(reward)
-        metrics = self.curriculum.update(Group(*self._drawn[place], group) for place, group in groups.items())
-        return {f"curriculum_{name}": value for name, value in metrics.items()}
+        return self.curriculum.learn((place, self._drawn[place], reward) for place, reward in rewards)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the state beside a checkpoint; runs after each."""

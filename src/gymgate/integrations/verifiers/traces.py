@@ -16,17 +16,17 @@ from verifiers.v1.state import State
 from verifiers.v1.task import WireTaskData
 from verifiers.v1.trace import AgentInfo, AgentSpan, ModelCall, Reward, TimeSpan, Timing, Trace, TraceTask
 
-from gymgate.core.errors import ConfigError
 from gymgate.core.files import replacing
+from gymgate.integrations.eval_rows import row_id
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import (
-    INFO_KEY,
     REWARD,
     UNSCORED,
     NeMoGymTask,
-    judge_usage,
+    record,
     usage_of,
 )
+from gymgate.results.tables import checked_table
 from gymgate.rollouts import outcome_of
 from gymgate.rollouts.row import input_items
 from gymgate.runs.aggregate import Runs
@@ -43,10 +43,7 @@ def export_traces(runs: Runs, output: Path) -> int:
     Raises `ConfigError` for another suffix than .jsonl and for rollouts that are in two runs, `DataError` if the file
     cannot be written.
     """
-    if output.suffix != ".jsonl":
-        raise ConfigError(
-            f"traces are written as JSONL; give a file that ends in .jsonl, not {str(output)!r}"
-        )
+    checked_table(output, (".jsonl",))
     adapter = TypeAdapter(WireEpisode)
     count = 0
     with replacing(output) as file:
@@ -72,23 +69,22 @@ def episode_of(rollout: CollectedRollout) -> WireEpisode:
 def trace_of(rollout: CollectedRollout) -> WireTrace:
     """Return the conversation as one branch, with rewards, metrics and result as the harness leaves them."""
     nodes = list(_nodes(rollout))
-    result = outcome_of(rollout, score_truncated=True)  # verifiers' trainers decide on truncated ones
+    result = outcome_of(rollout)
     whole = _span(rollout, 0.0, rollout.timing.total_s)
     agent = AgentSpan(start=whole.start, end=whole.end)
     agent.model.duration = rollout.timing.model_s
     trace = WireTrace(
         id=rollout.id,
         task=_task(rollout, [node.message for node in nodes if not node.sampled][:1]),
-        agent=AgentInfo(config=WireAgentConfig(), trainable=result.trained),
+        agent=AgentInfo(config=WireAgentConfig()),
         nodes=nodes,
         calls=_calls(rollout, nodes),
-        extra_usage=judge_usage(rollout),
         is_completed=True,
         ok=result.reason != "failed",
         stop_condition="max_turns" if rollout.status == "truncated" else "agent_completed",
         timing=Timing(start=whole.start, agent=agent),
     )
-    trace.info[INFO_KEY] = rollout.model_dump(mode="json", exclude={"calls"}, exclude_none=True)
+    record(trace, rollout)
     parts = rollout.reward_parts if result.counted else {}
     trace.rewards = {name: Reward(score=part, weight=0.0) for name, part in parts.items()}
     trace.rewards[REWARD] = None if result.reward is None else Reward(score=result.reward)
@@ -97,8 +93,7 @@ def trace_of(rollout: CollectedRollout) -> WireTrace:
 
 
 def _task(rollout: CollectedRollout, opening: list[vf.Message]) -> TraceTask[WireTaskData]:
-    key = f"{rollout.environment}/{rollout.row_key}"
-    identity = f"{key}#{rollout.occurrence + 1}" if rollout.occurrence else key
+    identity = row_id(rollout.environment, rollout.row_key, rollout.occurrence)
     data = WireTaskData.model_validate(
         {
             "idx": rollout.task,

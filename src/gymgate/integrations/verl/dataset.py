@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from gymgate.core import codec
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
-from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig, Group
-from gymgate.integrations.training.sources import ENVIRONMENT, ROW, Draws, open_sources
+from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig
+from gymgate.integrations.training.sources import Draws, columns_of, open_sources
 from gymgate.integrations.verl.reports import AT
 from gymgate.rollouts.row import input_items, row_key
 
@@ -93,15 +92,10 @@ class NeMoGymDataset(Dataset):  # type: ignore[misc]
     def learn(self, rewards: Iterable[tuple[str, str, float | None]]) -> dict[str, float]:
         """Update the curriculum by a batch: group, place (the column `AT`) and reward of each rollout. Return its metrics."""
         assert self.curriculum is not None
-        groups: dict[tuple[str, str], list[float | None]] = {}
-        for group, at, reward in rewards:
-            groups.setdefault((group, at), []).append(reward)
-        learned = []
-        for (_, at), each in groups.items():
-            number, position = map(int, at.split(":"))
-            learned.append(Group(self._name(number), position, each))
-        metrics = self.curriculum.update(learned).items()
-        return {f"curriculum_{name}": value for name, value in metrics}
+        places = ((group, *map(int, at.split(":")), reward) for group, at, reward in rewards)
+        return self.curriculum.learn(
+            (group, (self._name(number), position), reward) for group, number, position, reward in places
+        )
 
     def _name(self, number: int) -> str:
         """Return the curriculum's name of a source: its environment, or the number of a file whose rows name their agents."""
@@ -113,10 +107,8 @@ class NeMoGymDataset(Dataset):  # type: ignore[misc]
         return {
             "raw_prompt": input_items(row.data["responses_create_params"]),
             "index": index,
-            "data_source": source.environment or row.agent or "nemo_gym",
-            ENVIRONMENT: source.environment,
+            **columns_of(source, row),
             **({} if self.curriculum is None else {AT: f"{number}:{position}"}),
-            ROW: codec.dumps(row.data).decode(),
             "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's v0 batches must contain a tensor
         }
 

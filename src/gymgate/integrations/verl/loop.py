@@ -9,10 +9,9 @@ from typing import Any
 
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from gymgate.core import codec
 from gymgate.core.errors import ConfigError, DataError, GymgateError, from_wire
 from gymgate.integrations.training.rollouts import SampledRollout
-from gymgate.integrations.training.sources import ENVIRONMENT, ROW
+from gymgate.integrations.training.sources import row_in
 from gymgate.integrations.training.spec import REWARD, weighted_reward
 from gymgate.integrations.verl.dataset import plain
 from gymgate.integrations.verl.outputs import fitting, to_outputs
@@ -51,7 +50,9 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
             raise ConfigError(
                 "actor_rollout_ref.rollout.enable_rollout_routing_replay must be false: NeMo Gym agents return no routed experts"
             )
-        environment, row = self._row(kwargs)
+        environment, row = row_in(
+            kwargs, "set data.custom_cls.path=pkg://gymgate.verl data.custom_cls.name=NeMoGymDataset"
+        )
         worker = self._worker()
         if "session_id" not in kwargs:
             return await self._run_v0(await worker.run(environment, row, sampling_params), kwargs)
@@ -111,14 +112,6 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
     def _worker(self) -> Worker:
         template = plain(self.apply_chat_template_kwargs)
         return worker_of(self.settings, self.server_manager, self.tokenizer, self.rollout_config, template)
-
-    def _row(self, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        if ROW not in kwargs:
-            raise ConfigError(
-                f"the dataset has no column {ROW!r}; set data.custom_cls.path=pkg://gymgate.verl"
-                " data.custom_cls.name=NeMoGymDataset"
-            )
-        return str(kwargs.get(ENVIRONMENT, "")), codec.loads(kwargs[ROW].encode())
 
 
 def untrained_error(sampled: SampledRollout) -> GymgateError:

@@ -43,21 +43,14 @@ class _Reporting:
             ended = self.finished_keys["val"] | self.failure_keys["val"]  # type: ignore[attr-defined]
             self._reports = {key: tag for key, tag in self._reports.items() if _group(key) not in ended}
             return batch, metrics
-        learned = {
-            f"nemo_gym/{name}": value
-            for name, value in learn(
-                [
-                    (_group(key), tag["at"], tag["reward"])
-                    for key, tag in self._reports.items()
-                    if tag.get("at")
-                ]
-            ).items()
-        }
+        drawn = [(key, tag) for key, tag in self._reports.items() if tag.get("at")]
+        learned = learn([(_group(key), tag["at"], tag["reward"]) for key, tag in drawn])
         reports, self._reports = [*self._reports.values()], {}
         if (found := most_frequent(reports)) is not None:
             reason, count = found
             logger.warning("%d of %d rollouts are not trained on: %s", count, len(reports), reason)
-        return batch, {**metrics, **log_entries(reports), **learned}
+        named = {f"nemo_gym/{name}": value for name, value in learned.items()}
+        return batch, {**metrics, **log_entries(reports), **named}
 
     def _collect(self) -> None:
         found: Mapping[str, dict[str, Any]] = (tq.kv_list(partition_id=PARTITION) or {}).get(PARTITION, {})
