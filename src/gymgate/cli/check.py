@@ -143,13 +143,9 @@ _SHOWN_ROWS = 5
 )
 @field_option("Rows", CheckRequest, "rows", "-n", "--rows")
 @repeats_option
-@field_option("Thresholds", Thresholds, "max_constant_reward", metavar="REWARD")
-@field_option("Thresholds", Thresholds, "deterministic")
-@field_option("Thresholds", Thresholds, "reproducible")
-@field_option("Thresholds", Thresholds, "honest")
-@field_option("Thresholds", Thresholds, "min_oracle_reward", metavar="REWARD")
-@field_option("Thresholds", Thresholds, "sound")
-@field_option("Thresholds", Thresholds, "clean_rows")
+@add_options(
+    tuple(field_option("Thresholds", Thresholds, name, metavar="REWARD") for name in Thresholds.model_fields)
+)
 @add_options(ENDPOINT_OPTIONS)
 @json_option
 @click.pass_context

@@ -42,7 +42,10 @@ def print_results(
     A terminal that is too narrow gets fewer columns. `ks` are the k of pass@k, otherwise 1 and the largest; `wide` adds
     every other column.
     """
-    columns = _all_columns(rows, replayed=replayed) if wide else _columns(rows, ks, replayed=replayed)
+    columns = [Column("environment", [str(row["environment"]) or "?" for row in rows], left=True)]
+    columns += _all_columns(rows) if wide else _columns(rows, ks)
+    if replayed:
+        columns.append(Column("policy", [REPLAYED] * len(rows), left=True))
     _print(columns, markdown=markdown, drop=not wide)
     if is_example and rows:
         echo(f"{chr(10) * markdown}{example_note(rows[-1]['tasks'])}")
@@ -93,24 +96,22 @@ def _print(columns: Sequence[Column], *, markdown: bool, drop: bool) -> None:
         echo(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |")
 
 
-def _columns(rows: Rows, ks: Sequence[int] | None, *, replayed: bool) -> list[Column]:
+def _columns(rows: Rows, ks: Sequence[int] | None) -> list[Column]:
     """Return the columns of a terminal; where it is too narrow, outcomes other than failures are dropped first, then pass@k."""
     known = numbered("pass@", rows)
     chosen = [f"pass@{k}" for k in ks] if ks else [*known[:1], *known[1:][-1:]]
     counts = [name for name in NOT_SCORED if any(row[name] for row in rows)]
-    columns = [_environments(rows), _column(rows, "rollouts")]
+    columns = [_column(rows, "rollouts")]
     columns += (_column(rows, name, rank=0 if name == "failed" else 2) for name in counts)
     if any(row["scored_tasks"] != row["tasks"] for row in rows):
         columns.append(_column(rows, "tasks", _tasks, rank=2))
     columns.append(_column(rows, "mean ± se", _mean, left=True))
     columns += (_column(rows, name, rank=1) for name in chosen)
-    if replayed:
-        columns.append(Column("policy", [REPLAYED] * len(rows), left=True))
     return columns
 
 
-def _all_columns(rows: Rows, *, replayed: bool) -> list[Column]:
-    columns = [_environments(rows), _column(rows, "tasks", _tasks), _column(rows, "rollouts")]
+def _all_columns(rows: Rows) -> list[Column]:
+    columns = [_column(rows, "tasks", _tasks), _column(rows, "rollouts")]
     columns += (_column(rows, name) for name in ("scored", *NOT_SCORED))
     columns.append(_column(rows, "mean ± se", _mean, left=True))
     majority = [name for name in numbered("maj@", rows) if name != "maj@1"]
@@ -120,13 +121,7 @@ def _all_columns(rows: Rows, *, replayed: bool) -> list[Column]:
             columns.append(_column(rows, "±runs", lambda row: shown_number(row.get("pass@1_se_runs"))))
     if any(row.get("rollouts_per_s") is not None for row in rows):
         columns.append(_column(rows, "rollouts/s", lambda row: shown_number(row.get("rollouts_per_s"), 1)))
-    if replayed:
-        columns.append(Column("policy", [REPLAYED] * len(rows), left=True))
     return columns
-
-
-def _environments(rows: Rows) -> Column:
-    return Column("environment", [str(row["environment"]) or "?" for row in rows], left=True)
 
 
 def _column(rows: Rows, name: str, cell: Any = None, *, left: bool = False, rank: int = 0) -> Column:

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Awaitable, Callable, Mapping
 
 from gymgate.gym.runtime.command import Progress
-from gymgate.quality.model import CheckResult
+from gymgate.quality.model import CheckResult, SectionName
 from gymgate.quality.record import (
     deterministic,
     failure_cases,
@@ -25,7 +25,7 @@ from gymgate.quality.record.schema import Section
 logger = logging.getLogger(__name__)
 
 Measurement = Callable[[MeasurementContext], Awaitable[Section]]
-MEASUREMENTS: Mapping[str, Measurement] = {
+MEASUREMENTS: Mapping[SectionName, Measurement] = {
     "shape": shape.measure,
     "deterministic": deterministic.measure,
     "cost": overhead.measure,
