@@ -21,9 +21,9 @@ from gymgate.cli.options import (
     add_options,
     api_key_var_option,
     base_url_option,
-    complete_environments,
     concurrency_option,
     data_option,
+    env_option,
     gym_option,
     is_on_line,
     k_option,
@@ -74,15 +74,7 @@ def command() -> None:
 
 @command.command("run", cls=GroupedCommand, epilog=EPILOG, context_settings={"ignore_unknown_options": True})
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[TASKSET] [VERIFIERS OPTIONS]")
-@option(
-    "Rows",
-    "--env",
-    "environments",
-    multiple=True,
-    metavar="ENV",
-    shell_complete=complete_environments,
-    help=f"NeMo Gym environment. Repeatable. [{DEFAULT_ENVIRONMENT}]",
-)
+@env_option("environments", "NeMo Gym environment.", DEFAULT_ENVIRONMENT)
 @data_option
 @rows_option
 @repeats_option

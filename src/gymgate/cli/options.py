@@ -196,6 +196,19 @@ def complete_environments(
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
+def env_option(name: str, help: str, default: str) -> Callable[[Command], Command]:
+    """Return the option that names environments."""
+    return option(
+        "Rows",
+        "--env",
+        name,
+        multiple=True,
+        metavar="ENV",
+        shell_complete=complete_environments,
+        help=f"{help} Repeatable. [{default}]",
+    )
+
+
 class Finite(click.types.FloatParamType):
     """A finite number."""
 
@@ -374,6 +387,16 @@ agent_option = field_option("Environment", EnvironmentConfig, "agent", "--agent"
 routing_option = field_option("Environment", EnvironmentConfig, "routing", "--routing")
 
 
+SERVED_OPTIONS = (
+    config_option,
+    agent_option,
+    set_option,
+    env_var_option,
+    sandbox_option,
+    gym_option,
+    host_option,
+)
+"""Of the commands that serve environments: what runs, and where they listen."""
 ENVIRONMENT_OPTIONS = (
     judge_option,
     judge_key_var_option,

@@ -13,7 +13,7 @@ from gymgate.cli.environments import environment_configs
 from gymgate.cli.options import (
     GroupedCommand,
     add_options,
-    complete_environments,
+    env_option,
     is_on_line,
     option,
     shard_option,
@@ -37,14 +37,10 @@ from gymgate.stack.description import stack_settings
 @click.command("rescore", cls=GroupedCommand)
 @click.argument("stored", metavar="RUN", type=click.Path(path_type=Path))
 @option("Rows", "--judge-failed", is_flag=True, help="Only rollouts with a failed judge.")
-@option(
-    "Rows",
-    "--env",
+@env_option(
     "named",
-    multiple=True,
-    metavar="ENV",
-    shell_complete=complete_environments,
-    help="Environment that plays the rollouts, e.g. the path of a config file. Repeatable. [the packaged ones of RUN]",
+    "Environment that plays the rollouts, e.g. the path of a config file.",
+    "the packaged ones of RUN",
 )
 @shard_option
 @add_options(CONDUCT_OPTIONS)

@@ -17,6 +17,7 @@ from gymgate.cli.options import (
     add_options,
     complete_environments,
     data_option,
+    env_option,
     field_option,
     is_on_line,
     option,
@@ -72,15 +73,7 @@ SHOWN_OPTIONS = (
     metavar="N|LIST",
     help="Seeds sent to the policy: 4 is 0-3; or a list, 3,5,7-9.",
 )
-@option(
-    "Rows",
-    "--env",
-    "named",
-    multiple=True,
-    metavar="ENV",
-    shell_complete=complete_environments,
-    help="Environment of FILE's rows. Repeatable. [found by the agents that they name]",
-)
+@env_option("named", "Environment of FILE's rows.", "found by the agents that they name")
 @shard_option
 @option(
     "Rows",

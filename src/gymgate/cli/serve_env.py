@@ -10,17 +10,12 @@ from gymgate.cli.environments import stack_fields
 from gymgate.cli.interrupts import serve_interruptibly
 from gymgate.cli.listening import bound, url_address
 from gymgate.cli.options import (
-    agent_option,
-    config_option,
+    SERVED_OPTIONS,
+    add_options,
     data_option,
-    env_var_option,
-    gym_option,
-    host_option,
     number_option,
     port_option,
-    sandbox_option,
     seconds_option,
-    set_option,
 )
 from gymgate.cli.output import echo, log
 from gymgate.core.config import StackConfig
@@ -30,18 +25,12 @@ from gymgate.core.errors import ConfigError
 @click.command("serve-env")
 @click.argument("environment", metavar="ENV")
 @data_option
-@config_option
-@agent_option
-@set_option
-@env_var_option
-@sandbox_option
-@host_option
+@add_options(SERVED_OPTIONS)
 @port_option(8000)
 @number_option(
     "--max-sessions", default=64, help="Clients that play at the same time; further ones are refused."
 )
 @seconds_option("--step-timeout", default=600.0, help="Seconds per tool call, step or scoring.")
-@gym_option
 @click.pass_context
 def command(
     context: click.Context,

@@ -12,16 +12,11 @@ from gymgate.cli.environments import stack_fields
 from gymgate.cli.interrupts import serve_interruptibly
 from gymgate.cli.listening import bound, url_address
 from gymgate.cli.options import (
-    agent_option,
-    config_option,
-    env_var_option,
-    gym_option,
-    host_option,
+    SERVED_OPTIONS,
+    add_options,
     judge_key_var_option,
     judge_option,
     port_option,
-    sandbox_option,
-    set_option,
 )
 from gymgate.cli.output import echo, log
 from gymgate.core.config import StackConfig, StackServer
@@ -30,14 +25,9 @@ from gymgate.core.errors import ConfigError
 
 @click.command("serve-stack")
 @click.argument("environments", nargs=-1, required=True, metavar="ENV...")
-@config_option
-@agent_option
-@set_option
-@env_var_option
-@sandbox_option
+@add_options(SERVED_OPTIONS)
 @judge_option
 @judge_key_var_option
-@host_option
 @port_option(7411)
 @click.option(
     "--stack-token-var",
@@ -49,7 +39,6 @@ from gymgate.core.errors import ConfigError
 )
 @click.option("--certificate", type=click.Path(), metavar="FILE", help="Certificate chain for TLS (PEM).")
 @click.option("--key", type=click.Path(), metavar="FILE", help="Private key of the certificate (PEM).")
-@gym_option
 @click.pass_context
 def command(
     context: click.Context,
