@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,10 +92,13 @@ class NeMoGymDataset(Dataset):  # type: ignore[misc]
     def learn(self, rewards: Iterable[tuple[str, str, float | None]]) -> dict[str, float]:
         """Update the curriculum by a batch: group, place (the column `AT`) and reward of each rollout. Return its metrics."""
         assert self.curriculum is not None
-        places = ((group, *map(int, at.split(":")), reward) for group, at, reward in rewards)
-        return self.curriculum.learn(
-            (group, (self._name(number), position), reward) for group, number, position, reward in places
-        )
+
+        def placed() -> Iterator[tuple[str, tuple[str, int], float | None]]:
+            for group, at, reward in rewards:
+                number, position = map(int, at.split(":"))
+                yield group, (self._name(number), position), reward
+
+        return self.curriculum.learn(placed())
 
     def _name(self, number: int) -> str:
         """Return the curriculum's name of a source: its environment, or the number of a file whose rows name their agents."""
