@@ -133,8 +133,11 @@ def test_json_is_the_records(asked: list[CheckRequest], tmp_path: Path) -> None:
 def test_rewards_by_stand_in_are_counted_and_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = ({"rewarded": True}, {"rewarded_by_stand_in": True}, {})
 
-    async def check_all(wanted: Sequence[CheckRequest], **settings: Any) -> list[CheckResult]:
-        return [made(job, **fields) for job, fields in zip(wanted, rewards, strict=True)]
+    async def check_all(wanted: Sequence[CheckRequest], *, done: Any, **settings: Any) -> list[CheckResult]:
+        results = [made(job, **fields) for job, fields in zip(wanted, rewards, strict=True)]
+        for job, result in zip(wanted, results, strict=True):
+            done(job, result)
+        return results
 
     monkeypatch.setattr(gymgate.quality, "check_all", check_all)
     done = check("calendar", "mcqa", "equivalence_rule")

@@ -337,15 +337,15 @@ def _check(
         for name in filter(result.missing.get, sections):
             echo(f"  not measured: {name} ({result.missing[name]})")
 
-    def whole(request: CheckRequest, result: CheckResult) -> CheckResult:
-        record = known.get(request.name)
-        return result if record is None else record.with_sections(sections, result)
-
     def finished(request: CheckRequest, outcome: CheckResult | GymgateError) -> None:
         if isinstance(outcome, GymgateError):
             log(f"{request.name}: {outcome}")
             return
-        shown.add(result := whole(request, outcome), show)
+        result = outcome
+        if (record := known.get(request.name)) is not None:
+            result = record.with_sections(sections, outcome)
+        results[request.name] = result
+        shown.add(result, show)
         if request.stack.state_dir is not None:
             _show_logs(Path(request.stack.state_dir), verbose=shown.verbose)
         if records is not None:
@@ -355,16 +355,13 @@ def _check(
     def progress(request: CheckRequest, message: str) -> None:
         log(f"{request.name}: {message}")
 
+    results = dict(kept)
     for result in kept.values():
         shown.add(result, show)
     outcomes = asyncio.run(check_all(todo, at_once=jobs, done=finished, progress=progress))
-    results, errors = [*kept.values()], []
-    for request, outcome in zip(todo, outcomes, strict=True):
-        if isinstance(outcome, GymgateError):
-            errors.append(outcome)
-        else:
-            results.append(whole(request, outcome))
-    return results, errors[0] if errors else None
+    errors = [outcome for outcome in outcomes if isinstance(outcome, GymgateError)]
+    checked = [results[request.name] for request in requests if request.name in results]
+    return checked, errors[0] if errors else None
 
 
 def _read_rows(
