@@ -17,6 +17,14 @@ from gymgate.runs.aggregate import Runs, read_tasks
 from gymgate.runs.gym_rollouts import export_rollouts
 from gymgate.runs.metrics import parse_bounds
 
+EXPORTS = {
+    "atif": export_trajectories,
+    "dataset": export_dataset,
+    "gym": export_rollouts,
+    "jsonl": export_lines,
+}
+"""Those that need no SDK."""
+
 
 @click.command("export")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
@@ -94,14 +102,8 @@ def _step_after(form: str, output: Path) -> str:
 
 
 def _export(runs: Runs, form: str, output: Path) -> int:
-    if form == "atif":
-        return export_trajectories(runs, output)
-    if form == "jsonl":
-        return export_lines(runs, output)
-    if form == "dataset":
-        return export_dataset(runs, output)
-    if form == "gym":
-        return export_rollouts(runs, output)
+    if form in EXPORTS:
+        return EXPORTS[form](runs, output)
     from gymgate.integrations.versions import require
 
     if form == "inspect":

@@ -128,21 +128,21 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
     def run_spec(self) -> RunSpec:
         """Return the run that these options describe; equal options give equal stacks."""
         # Flags arrive as strings, so a string that is a JSON literal becomes its value.
-        overrides = tuple(sorted((key, literal(value)) for key, value in dotted(self.overrides)))
+        overrides = {key: literal(value) for key, value in dotted(self.overrides)}
         stack = StackConfig(
             environments=tuple(
                 EnvironmentConfig(
                     name=name,
-                    config=tuple(self.config) if isinstance(self.config, list) else self.config,
+                    config=self.config,
                     overrides=overrides,
                     **self._fields(EnvironmentSettings),
                 )
                 for name in self.environment_names()
             ),
             runtime=RuntimeConfig(version=self.gym, **self._fields(RuntimeSettings)),
-            models=tuple(sorted((name, _endpoint(value)) for name, value in self.models.items())),
-            env_vars=tuple(self.env_vars),
-            component_roots=tuple(self.component_roots),
+            models={name: _endpoint(value) for name, value in self.models.items()},
+            env_vars=self.env_vars,
+            component_roots=self.component_roots,
             ray=self.ray,
             **self._fields(StackSettings),
         )

@@ -73,8 +73,8 @@ class GrowingReport:
             return str(self.path), [waiting]
         runs.take_notes()
         collected.forget_failures()
-        shown = {key: [*parts] for key, parts in self._data.shown.items()}
-        data = replace(self._data, shown=shown, failures=Counter(), messages={})
+        conversations = {key: [*parts] for key, parts in self._data.conversations.items()}
+        data = replace(self._data, conversations=conversations, failures=Counter(), messages={})
         # A copy that shares the tasks: the tokens of failed attempts are added anew each time.
         collected = replace(
             collected, usage=copy.deepcopy(collected.usage), policy=runs.policy, created=runs.created

@@ -119,7 +119,7 @@ def report_parts(
     yield {"heading": "Conversations"}
     yield {"filters": {}}
     names = data.task_names(collected.tasks.values())
-    for key, rollouts in data.shown.items():
+    for key, rollouts in data.conversations.items():
         task = collected.tasks[key]
         name = f"{names[key]}: {_all_rewards(task)}"
         yield from task_parts(task.environment, name, rollouts, "/".join(map(str, key)))

@@ -43,7 +43,7 @@ class ReportData:
     """The first words of each task; `task_names` makes names of them."""
     expected: dict[TaskKey, str] = field(default_factory=dict)
     """The right answer of each task that says it."""
-    shown: dict[TaskKey, list[Part]] = field(default_factory=dict)
+    conversations: dict[TaskKey, list[Part]] = field(default_factory=dict)
     """What was said in rollouts, finished or failed permanently, by environment, row key and occurrence."""
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Failed attempts by class and error."""
@@ -53,8 +53,8 @@ class ReportData:
     def add(self, attempt: Attempt) -> None:
         """Add a rollout that finished or, after all of those, one that failed permanently."""
         name = attempt.task_key
-        if name in self.shown or len(self.shown) < self.tasks:
-            values = self.shown.setdefault(name, [])
+        if name in self.conversations or len(self.conversations) < self.tasks:
+            values = self.conversations.setdefault(name, [])
             if len(values) < self.per_task * (2 if attempt.has_failed else 1):
                 seed = "" if attempt.seed is None else f" seed {attempt.seed}"
                 label = f"repeat {attempt.repeat}{seed}"
