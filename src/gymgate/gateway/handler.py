@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
@@ -132,46 +131,43 @@ class PortHandler:
             raise _unknown_key(path)
         if route is None and _ROUTING_ENTRY not in raw:
             route = self._other_route(request, path)
-        body, raw = parse_body(raw, self._parser(route, raw, path.dialect))
+        sender = route
+        if route is None and (hidden := _ROUTING_KEY.search(raw)) is not None:
+            sender = self.gateway.find(hidden[1].decode())
+        known = None if sender is None or sender.closed else sender.conversations(self.model_server)
+        parse = codec.parse_bounded if known is None else partial(known.parse, dialect=path.dialect)
+        body, raw = parse_body(raw, parse)
         stripped, entry = take_routing_entry(body)
         if stripped is not body:
             raw = codec.dumps(stripped)
         return raw, stripped, route or self._other_route(request, path, entry)
 
-    def _parser(
-        self, route: Route | None, raw: bytes, dialect: Dialect
-    ) -> Callable[[bytes], tuple[Any, bytes]]:
-        """Return what parses a rollout's requests, also where the rollout's key is somewhere in the body."""
-        if route is None and (entry := _ROUTING_KEY.search(raw)) is not None:
-            route = self.gateway.find(entry[1].decode())
-        known = None if route is None or route.closed else route.conversations(self.model_server)
-        return codec.parse_bounded if known is None else functools.partial(known.parse, dialect=dialect)
-
     def _admit(self, request: web.BaseRequest, path: RequestPath) -> Route | None:
         """Return the live rollout whose key the request carries. `Refusal` without one, unless its sender may do without."""
-        route = self._keyed_route(request, path)
-        if route is None:
+        gateway, key = self.gateway, _key_of(request, path)
+        route = gateway.keyless if gateway.is_open else None if key is None else gateway.find(key)
+        if route is None or route.closed:
+            route = None
             self._refuse_strangers(request, path)
-        self.gateway.newcomers.remove(request.protocol)
+        gateway.newcomers.remove(request.protocol)
         return route
-
-    def _keyed_route(self, request: web.BaseRequest, path: RequestPath) -> Route | None:
-        """The live rollout whose key is in the URL or the headers."""
-        if self.gateway.is_open:
-            return self.gateway.keyless
-        key = _key_of(request, path)
-        route = self.gateway.find(key) if key is not None else None
-        return None if route is None or route.closed else route
 
     def _other_route(self, request: web.BaseRequest, path: RequestPath, entry: str | None = None) -> Route:
         """The rollout of a request with its key in the body, or without a key; `Refusal` if there is none."""
         key = entry if entry is not None and looks_like_key(entry) else _key_of(request, path)
-        if key is None:
-            return self._keyless_route() if self.agent_ports is None else self.agent_ports.holder()
-        route = self.gateway.find(key)
-        if route is None or route.closed:
-            raise _unknown_key(path)
-        return route
+        if key is not None:
+            route = self.gateway.find(key)
+            if route is None or route.closed:
+                raise _unknown_key(path)
+            return route
+        if self.agent_ports is not None:
+            return self.agent_ports.holder()
+        if self.model_server == POLICY:
+            self.gateway.keyless_policy_calls += 1
+            raise Refusal(401, f"{_HOW_TO_SEND_A_KEY}; {DROPPED_KEY}")
+        if self.gateway.keyless.target(self.model_server) is None:
+            raise self.gateway.keyless.refuse(self.model_server)
+        return self.gateway.keyless
 
     def _refuse_strangers(self, request: web.BaseRequest, path: RequestPath) -> None:
         """Without a live rollout's key, serve only this user's own processes.
@@ -186,15 +182,6 @@ class PortHandler:
         served = f"only processes of user {os.getuid()} are"
         only = f"(without one, {'nobody is' if self.key_required else served} served)"
         raise Refusal(401, f"{_HOW_TO_SEND_A_KEY} {only}")
-
-    def _keyless_route(self) -> Route:
-        keyless, name = self.gateway.keyless, self.model_server
-        if name == POLICY:
-            self.gateway.keyless_policy_calls += 1
-            raise Refusal(401, f"{_HOW_TO_SEND_A_KEY}; {DROPPED_KEY}")
-        if keyless.target(name) is None:
-            raise keyless.refuse(name)
-        return keyless
 
     def _other(self, request: web.BaseRequest, path: RequestPath) -> web.StreamResponse:
         operation = path.operation
@@ -288,13 +275,12 @@ async def _deliver_late_stream(
         await response.write(ping)
         while not await call.wait(times.ping_s):
             await response.write(ping)
-        await response.write(call.payload if call.record.status_code == 200 else _error_event(call))
+        payload, dialect = call.payload, call.record.dialect
+        if call.record.status_code != 200:
+            is_released = call.record.status_code is None
+            error = error_body(dialect, 404, _RELEASED) if is_released else codec.loads_own(payload)
+            payload = error_event(error, dialect)
+        await response.write(payload)
     except ConnectionError:
         return response, False
     return await _write(request, response)
-
-
-def _error_event(call: Call) -> bytes:
-    dialect, is_released = call.record.dialect, call.record.status_code is None
-    body = error_body(dialect, 404, _RELEASED) if is_released else codec.loads_own(call.payload)
-    return error_event(body, dialect)

@@ -92,10 +92,7 @@ class RetryDeduplicator:
         for call in self._unwritten.get(key, ()):
             if call.connection_lost:
                 return call
-        return self._find_recent(key) if retry else None
-
-    def _find_recent(self, key: RequestKey) -> Call | None:
-        for entry in self._recent:
+        for entry in self._recent if retry else ():
             if entry.key == key and entry.call.connection_lost and not entry.call.failed:
                 self._recent.remove(entry)
                 self._recent_bytes -= entry.size
@@ -114,11 +111,11 @@ class RetryDeduplicator:
     def note_delivery(self, key: RequestKey, call: Call) -> None:
         """Note that the call's answer was fully written to the connection that asked for it last."""
         self.forget(key, call)
+        size = len(key.body) + len(call.payload)
         if key.idempotency_key is not None:
             if (marked := self._marked.get(key)) is not None and marked.call is call:
-                self._marked_bytes -= marked.size
-                marked.size = _size(key, call)
-                self._marked_bytes += marked.size
+                self._marked_bytes += size - marked.size
+                marked.size = size
             # The newest stays whatever its size, or nobody could ask again for a long answer.
             while len(self._marked) > MARKED_ANSWERS or (
                 self._marked_bytes > KEPT_BYTES and len(self._marked) > 1
@@ -130,8 +127,8 @@ class RetryDeduplicator:
         elif call.failed:
             call.payload = b""
         else:
-            self._recent.append(_Recent(key, call, _size(key, call)))
-            self._recent_bytes += self._recent[-1].size
+            self._recent.append(_Recent(key, call, size))
+            self._recent_bytes += size
             while len(self._recent) > RECENT_ANSWERS or (
                 self._recent_bytes > KEPT_BYTES and len(self._recent) > 1
             ):
@@ -146,7 +143,3 @@ class RetryDeduplicator:
             calls.remove(call)
             if not calls:
                 del self._unwritten[key]
-
-
-def _size(key: RequestKey, call: Call) -> int:
-    return len(key.body) + len(call.payload)

@@ -61,6 +61,8 @@ class Target:
 class Route:
     """A rollout's calls, from `Gateway.open` to `close`; nothing is answered or recorded after that."""
 
+    is_kept = True
+    """Whether its calls are one rollout's, which end with it: they are recorded, and their conversations have ids."""
     _which_calls = ""
 
     def __init__(
@@ -101,6 +103,8 @@ class Route:
         self._on_close = on_close
         self._on_end = on_end
         self._opened = time.monotonic()
+        self.counts: Counter[str] = Counter()
+        """The calls so far, by model server."""
         self.log: list[Call] = []
         """The calls so far, by arrival, judges' included."""
         self.requests = RequestLog()
@@ -154,7 +158,7 @@ class Route:
 
     def conversations(self, model_server: str) -> Conversations | None:
         """Return what is known of the conversations with a model server; `None` if nothing is kept."""
-        return self._conversations.setdefault(model_server, Conversations())
+        return self._conversations.setdefault(model_server, Conversations()) if self.is_kept else None
 
     @property
     def backends(self) -> set[Backend]:
@@ -179,9 +183,17 @@ class Route:
         """
         target = self._admit(key.model_server)
         is_policy = key.model_server in self._policy_servers
-        call = self._new_call(POLICY if is_policy else key.model_server, dialect)
-        call.record.agent = self._callers.get(key.model_server)
-        call.connection = connection
+        record = ModelCall(
+            index=self.counts.total(),
+            model_server=POLICY if is_policy else key.model_server,
+            agent=self._callers.get(key.model_server),
+            dialect=dialect,
+            started_s=time.monotonic() - self._opened,
+        )
+        self.counts[record.model_server] += 1
+        call = Call(record, connection=connection)
+        if self.is_kept:
+            self.log.append(call)
         call.streamed = body.get("stream") is True
         if self._record_bodies:
             call.request = self.requests.add(body)
@@ -210,11 +222,6 @@ class Route:
             call.record.details = {**details, UNDELIVERED: call.answer_id}
         if call.record.model_server != POLICY:
             self.judges.note_end(key, call, written=written)
-
-    def _new_call(self, model_server: str, dialect: Dialect) -> Call:
-        call = Call(_new_record(len(self.log), model_server, dialect, time.monotonic() - self._opened))
-        self.log.append(call)
-        return call
 
     def _admit(self, model_server: str) -> Target:
         target = self.target(model_server)
@@ -269,7 +276,7 @@ class Route:
         if upstream.get("stream") is True:  # endpoints answer whole
             upstream = without(upstream, "stream", "stream_options")
         try:
-            session = self._session(call, body)
+            session = session_id(body, dialect, call.record.model_server, self.key) if self.is_kept else None
             answer = await backend.call(upstream, raw=raw if upstream is body else None, session=session)
         except PolicyError as error:
             answer = self._answer_to_overflow(call, backend, upstream, error)
@@ -297,10 +304,6 @@ class Route:
             b"".join(encode_stream(result, call.record.dialect, body)) if call.streamed else response
         )
         call.record.status_code = 200
-
-    def _session(self, call: Call, body: dict[str, Any]) -> str | None:
-        """The id of the call's conversation for routers of its endpoint."""
-        return session_id(body, call.record.dialect, call.record.model_server, self.key)
 
     def _answer_to_overflow(
         self, call: Call, backend: Backend, upstream: dict[str, Any], error: PolicyError
@@ -340,36 +343,20 @@ class Route:
 
 
 class KeylessRoute(Route):
-    """Calls that carry no rollout's key. They are counted by model server and recorded nowhere."""
+    """Calls that carry no rollout's key, of many rollouts. They are recorded nowhere, and have no end."""
 
+    is_kept = False
     _which_calls = " for calls without a rollout's key, as this one is"
 
     def __init__(self, targets: Mapping[str, Target | None]) -> None:
         super().__init__(targets, base_url="", rollout_id="keyless", record_bodies=False)
         self.judges: KeylessJudgeCalls = KeylessJudgeCalls()
-        self.counts: Counter[str] = Counter()
 
     def settle(self, key: RequestKey, call: Call, *, written: bool) -> None:
         """Forget an answer that nobody came back for after a while, since no rollout ends here."""
         super().settle(key, call, written=written)
         if not written:
             asyncio.get_running_loop().call_later(_KEYLESS_RESEND_S, self.repeated.forget, key, call)
-
-    def conversations(self, model_server: str) -> Conversations | None:
-        """Keep nothing: these calls are of many rollouts, and have no end."""
-        return None
-
-    def _session(self, call: Call, body: dict[str, Any]) -> str | None:
-        """None: nobody knows when it ends."""
-        return None
-
-    def _new_call(self, model_server: str, dialect: Dialect) -> Call:
-        self.counts[model_server] += 1
-        return Call(_new_record(self.counts.total(), model_server, dialect, time.monotonic() - self._opened))
-
-
-def _new_record(index: int, model_server: str, dialect: Dialect, started_s: float) -> ModelCall:
-    return ModelCall(index=index, model_server=model_server, dialect=dialect, started_s=started_s)
 
 
 def relayed_status(error: PolicyError) -> int:

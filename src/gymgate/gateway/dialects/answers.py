@@ -50,8 +50,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "top_p": 1,
     "truncation": "disabled",
 }
-"""Parameters of a request that a Responses object repeats, with the API's value where the request has none."""
-_ECHOED = ("prompt", "user")
+"""Fields of a Responses object, with the API's value where the request has none."""
+_ECHOED = (*_DEFAULTS, "prompt", "user")
 """Parameters that it repeats if the request has them."""
 
 
@@ -161,9 +161,13 @@ def response_object(output: list[Json], request: Mapping[str, Any]) -> Json:
 
     The request's parameters are among them, with every field that the specification requires in tools and formats.
     """
-    reasoning = request.get("reasoning")
+    reasoning, text = request.get("reasoning"), request.get("text") or {}
+    shape = text.get("format") or {"type": "text"}
+    if shape.get("type") == "json_schema":
+        shape = {"description": None, "strict": False, **shape}
+    in_tool = {"description": None, "parameters": None, "strict": None}
     return {
-        **{name: _or(request.get(name), default) for name, default in _DEFAULTS.items()},
+        **_DEFAULTS,
         **{name: request[name] for name in _ECHOED if request.get(name) is not None},
         "id": new_id("resp"),
         "object": "response",
@@ -175,21 +179,13 @@ def response_object(output: list[Json], request: Mapping[str, Any]) -> Json:
         "metadata": request.get("metadata") or {},
         "output": output,
         "reasoning": {"effort": None, "summary": None, **reasoning} if reasoning else None,
-        "text": _echoed_text(request.get("text") or {}),
-        "tools": [_echoed_tool(tool) for tool in request.get("tools") or []],
+        "text": {**text, "format": shape},
+        "tools": [
+            {**in_tool, **tool} if tool.get("type") == "function" else tool
+            for tool in request.get("tools") or []
+        ],
         "usage": None,
     }
-
-
-def _echoed_tool(tool: Json) -> Json:
-    required = {"description": None, "parameters": None, "strict": None}
-    return {**required, **tool} if tool.get("type") == "function" else tool
-
-
-def _echoed_text(text: Json) -> Json:
-    shape = text.get("format") or {"type": "text"}
-    required = {"description": None, "strict": False} if shape.get("type") == "json_schema" else {}
-    return {**text, "format": {**required, **shape}}
 
 
 def _seconds(moment: Any) -> int:
@@ -330,22 +326,22 @@ def chat_answer_to_messages(answer: Json, content: AnswerContent, usage: Usage, 
     """Make the Anthropic message for a checked chat answer to `request` (the agent's messages request)."""
     stopped_by = answer["choices"][0].get("stop_reason")  # vLLM: the stop string, or a token id
     sequence = stopped_by if stopped_by in (request.get("stop_sequences") or ()) else None
+    if sequence:
+        reason = "stop_sequence"
+    elif content.tool_calls and content.finish_reason in ("stop", "tool_calls", "function_call"):
+        reason = "tool_use"
+    else:
+        reason = "refusal" if content.refusal else _STOP_REASONS.get(content.finish_reason, "end_turn")
     return {
         "id": new_id("msg"),
         "type": "message",
         "role": "assistant",
         "model": answer.get("model") or request.get("model") or "",
         "content": _blocks(content),
-        "stop_reason": "stop_sequence" if sequence else _stop_reason(content),
+        "stop_reason": reason,
         "stop_sequence": sequence,
         "usage": usage_for_messages(usage),
     }
-
-
-def _stop_reason(content: AnswerContent) -> str:
-    if content.tool_calls and content.finish_reason in ("stop", "tool_calls", "function_call"):
-        return "tool_use"
-    return "refusal" if content.refusal else _STOP_REASONS.get(content.finish_reason, "end_turn")
 
 
 def _blocks(content: AnswerContent) -> list[Json]:
@@ -355,12 +351,11 @@ def _blocks(content: AnswerContent) -> list[Json]:
     ]
     if (text := content.text + content.refusal) or not content.tool_calls:
         blocks.append({"type": "text", "text": text})
-    return [*blocks, *map(_tool_use_block, content.tool_calls)]
-
-
-def _tool_use_block(call: Json) -> Json:
-    name, arguments = call_of(call)
-    return {"type": "tool_use", "id": call["id"], "name": name, "input": _tool_input(arguments)}
+    for call in content.tool_calls:
+        name, arguments = call_of(call)
+        block = {"type": "tool_use", "id": call["id"], "name": name, "input": _tool_input(arguments)}
+        blocks.append(block)
+    return blocks
 
 
 def _tool_input(arguments: str) -> Json:

@@ -118,25 +118,20 @@ def fingerprints_of_answer(answer: Json, dialect: Dialect) -> list[Fingerprint]:
 
 def item_fingerprint(item: Json) -> Fingerprint:
     """The fingerprint of an assistant's Responses item."""
-    kind = str(item.get("type") or "message")
-    item_id = item.get("id")
-    return Fingerprint((kind, *_item_content(kind, item)), item_id if isinstance(item_id, str) else None)
-
-
-def _item_content(kind: str, item: Json) -> tuple[str, ...]:
+    kind, item_id = str(item.get("type") or "message"), item.get("id")
+    called = (str(item.get("call_id")), str(item.get("name")))
+    content: Content
     if kind == "message":
-        return text_and_refusal(item.get("content"))
-    if kind == "reasoning":
-        return (item_reasoning(item),)
-    if kind == "function_call":
-        return (*_call_content(item), canonical_json(item.get("arguments")))
-    if kind == "custom_tool_call":
-        return (*_call_content(item), str(item.get("input")))
-    return (canonical_json(without_none(item)),)
-
-
-def _call_content(item: Json) -> tuple[str, str]:
-    return str(item.get("call_id")), str(item.get("name"))
+        content = text_and_refusal(item.get("content"))
+    elif kind == "reasoning":
+        content = (item_reasoning(item),)
+    elif kind == "function_call":
+        content = (*called, canonical_json(item.get("arguments")))
+    elif kind == "custom_tool_call":
+        content = (*called, str(item.get("input")))
+    else:
+        content = (canonical_json(without_none(item)),)
+    return Fingerprint((kind, *content), item_id if isinstance(item_id, str) else None)
 
 
 def message_fingerprint(message: Json) -> Fingerprint:

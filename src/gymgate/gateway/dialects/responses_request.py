@@ -97,27 +97,22 @@ def _messages(body: Json, memory: ConversationMemory) -> list[Json]:
 
     def translate(first: int, stop: int) -> list[Json]:
         messages = items_to_messages(mappings(items, "input", first, stop), memory)
-        return messages if instructions is None or first else _with_instructions(instructions, messages)
+        if instructions is None or first:
+            return messages
+        # In one system message with those that begin the input, as NeMo Gym does: many chat templates refuse a second one.
+        leading = list(takewhile(_is_system_text, messages))
+        texts = [text_and_refusal(message["content"])[0] for message in leading]
+        return [{"role": "system", "content": "\n\n".join([instructions, *texts])}, *messages[len(leading) :]]
 
-    return translated(items, ("chat", instructions), translate, _ends_turn)
+    def ends_turn(item: Json) -> bool:
+        """Whether the assistant's items before this one are a turn of its own, whatever follows."""
+        return item.get("type") in _OUTPUT_KINDS or item.get("role") in ("user", "tool")
 
-
-def _ends_turn(item: Json) -> bool:
-    """Whether the assistant's items before this one are a turn of its own, whatever follows."""
-    return item.get("type") in _OUTPUT_KINDS or item.get("role") in ("user", "tool")
-
-
-def _with_instructions(instructions: str, messages: list[Json]) -> list[Json]:
-    """Put the instructions and the system messages that begin the input into one system message, as NeMo Gym does.
-
-    Many chat templates refuse a second one. A message with anything but text stays a message, so that nothing is lost.
-    """
-    leading = list(takewhile(_is_system_text, messages))
-    texts = [text_and_refusal(message["content"])[0] for message in leading]
-    return [{"role": "system", "content": "\n\n".join([instructions, *texts])}, *messages[len(leading) :]]
+    return translated(items, ("chat", instructions), translate, ends_turn)
 
 
 def _is_system_text(message: Json) -> bool:
+    """Whether it holds only text. Any other stays a message of its own, so that nothing is lost."""
     content = message["content"]
     return message["role"] == "system" and (
         isinstance(content, str) or all(part["type"] == "text" for part in content)
