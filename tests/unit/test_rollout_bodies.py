@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gymgate.core import codec
 from gymgate.rollouts import bodies
-from gymgate.rollouts.bodies import RequestLog, read_requests
-from gymgate.rollouts.history import History
+from gymgate.rollouts.history import History, RequestLog, read_requests
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from([0.0, 1.0, "a", "b"]),

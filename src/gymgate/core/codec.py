@@ -86,21 +86,15 @@ def loads_object(line: bytes) -> dict[str, Any]:
     return value
 
 
-def parse(data: bytes) -> tuple[Any, bytes]:
-    """As `loads`, with the bytes of exactly this value: `data`, or a new document where something was replaced."""
-    return _parse(data, data.translate(None, _NO_STRUCTURE))
-
-
 def parse_bounded(data: bytes, *, values_before: int = 0) -> tuple[Any, bytes]:
     """As `parse`; raises `TooLargeError` for more than `MAX_VALUES` values, before it parses them.
 
     A body that orjson does not read as it is may hold `MAX_SLOW_VALUES`. `values_before` are counted too.
     """
-    structure = data.translate(None, _NO_STRUCTURE)
-    values = values_before + len(structure)
+    values = values_before + count_values(data)
     if values > MAX_VALUES:
         raise TooLargeError(f"has more than {MAX_VALUES} values")
-    return _parse(data, structure, only_fast=values > MAX_SLOW_VALUES)
+    return parse(data, only_fast=values > MAX_SLOW_VALUES)
 
 
 def count_values(data: bytes) -> int:
@@ -108,8 +102,11 @@ def count_values(data: bytes) -> int:
     return len(data.translate(None, _NO_STRUCTURE))
 
 
-def _parse(data: bytes, structure: bytes, *, only_fast: bool = False) -> tuple[Any, bytes]:
-    """Parse `data`, whose commas and opening brackets are `structure`. `only_fast`: not by the standard library."""
+def parse(data: bytes, *, only_fast: bool = False) -> tuple[Any, bytes]:
+    """As `loads`, with the bytes of exactly this value: `data`, or a new document where something was replaced.
+
+    `only_fast`: not by the standard library.
+    """
     try:
         value, lenient = loads_own(data, only_fast=only_fast), False
     except orjson.JSONDecodeError:
@@ -117,7 +114,7 @@ def _parse(data: bytes, structure: bytes, *, only_fast: bool = False) -> tuple[A
             raise _too_slow() from None
         value, lenient = _loads_leniently(data), True
     # Values nested so deep have as many brackets, and few bodies do.
-    if len(structure) - structure.count(b",") > MAX_DEPTH and _is_deep(value):
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deep(value):
         raise ValueError(f"nested more than {MAX_DEPTH} levels")
     return value, dumps(value) if lenient else data
 

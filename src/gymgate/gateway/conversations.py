@@ -73,7 +73,8 @@ class Conversations:
         if not isinstance(items, list) or not items:
             return
         # Counted before anything is kept: a body of two bytes a value takes a hundred times its length.
-        values = codec.count_values(raw) if known is None else known[0].values_with(raw, known[1])
+        values = codec.count_values(raw if known is None else raw[known[1].offset :])
+        values += 0 if known is None else known[0].values_until(known[1])
         if values > KEPT_VALUES or len(raw) > KEPT_BYTES:
             body[field] = list(items)
             return
@@ -155,11 +156,8 @@ class _Request:
                     return end
         return None
 
-    def values_with(self, raw: bytes, end: _End) -> int:
-        """Return how many values, or more, a request has that begins with this one up to an end."""
-        return self._values_until(end) + codec.count_values(raw[end.offset :])
-
-    def _values_until(self, end: _End) -> int:
+    def values_until(self, end: _End) -> int:
+        """Return how many values, or more, it has up to an end."""
         return self._values - codec.count_values(self.text[end.offset :])
 
     def parse_extension(self, raw: bytes, end: _End) -> dict[str, Any] | None:
@@ -168,7 +166,7 @@ class _Request:
             return None
         field, offset = FIELDS[self._dialect], end.offset
         text = self.text[: self.head] + _QUOTED_MARK + raw[offset:]
-        body = _parsed_as_it_is(text, self._values_until(end))
+        body = _parsed_as_it_is(text, self.values_until(end))
         items = body.get(field) if isinstance(body, dict) else None
         if not isinstance(items, list) or items[:1] != [_MARK]:
             return None

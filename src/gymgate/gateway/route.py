@@ -37,7 +37,7 @@ from gymgate.gateway.dialects.reading import without
 from gymgate.gateway.judging import JudgeCalls, KeylessJudgeCalls
 from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.gateway.retries import RequestKey, RetryDeduplicator
-from gymgate.rollouts.bodies import RequestLog
+from gymgate.rollouts.history import RequestLog
 from gymgate.rollouts.record import UNDELIVERED, Limit, ModelCall, read_calls
 
 POLICY_AS_JUDGE = f"{POLICY}_as_judge"

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gymgate.core.config import POLICY, Dialect
 from gymgate.core.errors import ErrorKind, GymgateError, from_wire
-from gymgate.rollouts.bodies import read_requests
+from gymgate.rollouts.history import read_requests
 
 RolloutStatus = Literal["completed", "truncated", "masked", "failed"]
 """completed: it came to its end; truncated: a limit ended it; masked: Gym says that its reward measures nothing;

@@ -92,7 +92,10 @@ def measurement_fields(result: dict[str, Any], row: bytes, metadata_key: str) ->
     """
     without_trajectories(result)
     for name in ("responses_create_params", "response"):
-        _without_entry(result.get(name), metadata_key)
+        part = result.get(name)
+        metadata = part.get("metadata") if isinstance(part, dict) else None
+        if isinstance(metadata, dict) and metadata.pop(metadata_key, None) is not None and not metadata:
+            result[name].pop("metadata")
     measured: Mapping[str, Any] = result
     if reward_parts(result) or metrics(result):  # read the row only now: it may be large
         repeated = codec.loads(row)
@@ -106,12 +109,6 @@ def without_trajectories(result: dict[str, Any]) -> None:
     for part in (result, response if isinstance(response, dict) else {}):
         for name in TRAJECTORIES:
             part.pop(name, None)
-
-
-def _without_entry(part: Any, metadata_key: str) -> None:
-    metadata = part.get("metadata") if isinstance(part, dict) else None
-    if isinstance(metadata, dict) and metadata.pop(metadata_key, None) is not None and not metadata:
-        del part["metadata"]
 
 
 def number(value: Any) -> float | None:

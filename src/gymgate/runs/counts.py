@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gymgate.core.json_server import shortened
 from gymgate.rollouts import Outcome, Rollout, outcome_of
 from gymgate.rollouts.outcome import Reason
 
@@ -16,7 +17,6 @@ NOT_SCORED: tuple[Reason, ...] = ("failed", "masked", "unscored", "truncated", "
 """Outcomes with a column each where there are any; of these only truncated and overflowed rollouts are in the mean."""
 _MOST_CAUSES = 1000
 """Distinct messages that are counted; later ones count as one."""
-_LONGEST_CAUSE = 300
 _ROUTE = re.compile(r"/ng-rollout/[^/\s]+")
 """Left out of messages: rollouts that differ only in their gateway URL were masked for one reason."""
 
@@ -63,8 +63,7 @@ class RolloutCounts:
 
     def add_cause(self, text: str) -> None:
         """Count why a rollout failed or was masked."""
-        line = " ".join(text.split())
-        line = line if len(line) <= _LONGEST_CAUSE else f"{line[: _LONGEST_CAUSE - 3]}..."
+        line = shortened(text)
         known = line in self.causes or len(self.causes) < _MOST_CAUSES
         self.causes[line if known else "other causes"] += 1
 

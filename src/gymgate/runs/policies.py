@@ -218,16 +218,13 @@ def with_oracles(endpoint: ReplayEndpoint, sources: Sequence[RowSource], log: Lo
             log(
                 f"{name}: no row has a recorded rollout; the calls that rows list as their answer are played (oracle)"
             )
-            files.append(_write_oracle(Path(name).stem, b"\n".join(lines)))
+            text = b"\n".join(lines)
+            shown = f"oracle-{Path(name).stem}-{hashlib.sha256(text).hexdigest()[:12]}.jsonl"
+            path = cache_dir() / "rows" / shown
+            with replacing(path) as file:
+                file.write(text)
+            files.append(str(path))
     return endpoint.model_copy(update={"rollouts": (*endpoint.rollouts, *files)})
-
-
-def _write_oracle(name: str, text: bytes) -> str:
-    """Write recordings to the cache, under a name that shows what they are; return the path."""
-    path = cache_dir() / "rows" / f"oracle-{name}-{hashlib.sha256(text).hexdigest()[:12]}.jsonl"
-    with replacing(path) as file:
-        file.write(text)
-    return str(path)
 
 
 def _recorded_rows(source: RowSource, recordings: Sequence[Recording], log: Log) -> RowSource:

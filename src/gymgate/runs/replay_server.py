@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,13 +15,11 @@ from gymgate.gym.runtime.command import Progress
 from gymgate.stack.sync import LoopThread
 
 
-async def serve(
-    paths: Sequence[str], on_ready: Callable[[str], None], until: asyncio.Event | None = None, **where: Any
-) -> None:
-    """Serve until the event, or until this is cancelled; `on_ready` gets the base URL."""
+async def serve(paths: Sequence[str], on_ready: Callable[[str], None], **where: Any) -> None:
+    """Serve until cancelled; `on_ready` gets the base URL."""
     async with serve_replay(paths, **where) as base_url:
         on_ready(base_url)
-        await (until or asyncio.Event()).wait()
+        await asyncio.Event().wait()
 
 
 def recording_files(
@@ -39,8 +36,12 @@ class ReplayServer:
     """Recorded rollouts as a policy, served in a thread of this process for callers without an event loop; a context manager.
 
     Answers from the rollouts recorded for environments and from files of recordings. Raises `ConfigError` for an
-    environment without recordings.
+    environment without recordings. Entering it waits until it listens, and raises `ConfigError` for a port that is taken
+    and `DataError` for a recording that cannot be read.
     """
+
+    base_url: str
+    """The address up to `/v1`."""
 
     def __init__(
         self,
@@ -50,36 +51,19 @@ class ReplayServer:
         port: int = 0,
         runtime: RuntimeConfig | None = None,
     ) -> None:
-        self._paths = [*recording_files(environments, runtime), *map(str, files)]
-        self._port = port
+        self._serving = serve_replay([*recording_files(environments, runtime), *map(str, files)], port=port)
         self._loop = LoopThread()
-        self._address: Future[str] = Future()
-        self._end = asyncio.Event()
-
-    @property
-    def base_url(self) -> str:
-        """The address up to `/v1`; waits until the server listens.
-
-        Raises `ConfigError` for a port that is taken, and `DataError` for a recording that cannot be read.
-        """
-        return self._address.result()
 
     def __enter__(self) -> Self:
         self._loop.enter()
-        self._running = self._loop.submit(self._serve())  # asyncio itself keeps no task alive
+        try:
+            self.base_url = self._loop.call(self._serving.__aenter__())
+        except BaseException:
+            self._loop.leave()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._loop.call(self._close())
+        # In order, before the loop stops: cancelled with it, a connection that was just accepted would stay open.
+        self._loop.call(self._serving.__aexit__(None, None, None))
         self._loop.leave()
-
-    async def _close(self) -> None:
-        """End in order: cancelled with everything else, the loop would leave a connection that it just accepted open."""
-        self._end.set()
-        await asyncio.wrap_future(self._running)
-
-    async def _serve(self) -> None:
-        try:
-            await serve(self._paths, self._address.set_result, self._end, port=self._port)
-        except Exception as error:
-            self._address.set_exception(error)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymgate.core import codec
 from gymgate.core.config import CallableEndpoint, Dialect, JudgeEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
-from gymgate.gateway.route import Route
 from gymgate.stack import routing
-from gymgate.stack.destinations import Destination
 from gymgate.stack.protocol import CallHandler, Peer, Reply, refuse_protocol
 from gymgate.stack.rollout import RolloutRun
 from gymgate.stack.wire import endpoint_from_wire
@@ -78,7 +75,19 @@ class LeaseHolder:
             message.get("environment_server"),
             message.get("taskset"),
         )
-        route = self._open(message, destination)
+        judging = message.get("judge_policy")
+        route = stack.gateway.open(
+            self._reachable(endpoint_from_wire(message["policy"])),
+            rollout_id=message["rollout_id"],
+            judges=self._judges,
+            judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
+            limits=RolloutLimits(**message["limits"]),
+            policy_servers=destination.policy_servers,
+            stand_ins=destination.stand_ins,
+            callers=destination.callers,
+            record_bodies=message["record_bodies"],
+            metadata_routing=destination.strategy in routing.BY_METADATA,
+        )
         try:
             if destination.owns_episode:
                 body = routing.episode_request(
@@ -95,10 +104,9 @@ class LeaseHolder:
                     base_url=route.base_url,
                     metadata=route.metadata,
                 )
+            owner = destination.server if destination.owns_episode else None
             timeout_s = message["limits"]["timeout_s"]
-            run = RolloutRun(environment, destination.agent, body, route, timeout_s, started)
-            if destination.owns_episode:
-                run.owner, run.row = destination.server, row
+            run = RolloutRun(environment, destination.agent, body, route, timeout_s, started, owner, row)
             await run.run(stack)
         finally:
             await route.close()
@@ -116,21 +124,6 @@ class LeaseHolder:
             os.close(self._pidfd)
             self._pidfd = None
         self.daemon.release(self)
-
-    def _open(self, message: Mapping[str, Any], destination: Destination) -> Route:
-        judging = message.get("judge_policy")
-        return self.daemon.running.gateway.open(
-            self._reachable(endpoint_from_wire(message["policy"])),
-            rollout_id=message["rollout_id"],
-            judges=self._judges,
-            judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
-            limits=RolloutLimits(**message["limits"]),
-            policy_servers=destination.policy_servers,
-            stand_ins=destination.stand_ins,
-            callers=destination.callers,
-            record_bodies=message["record_bodies"],
-            metadata_routing=destination.strategy in routing.BY_METADATA,
-        )
 
     def _reachable(self, endpoint: JudgeEndpoint) -> Any:
         """Return an endpoint as the gateway takes it: a callable is called over this connection."""

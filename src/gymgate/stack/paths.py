@@ -35,8 +35,10 @@ def base_directory() -> Path:
             reasons.append(f"{path}: too long for a socket's path")
             continue
         try:
-            if runtime and path.parent == Path(runtime) and path.parent.exists():
-                _refuse_others(path.parent)  # whoever owns it can exchange what is in it
+            is_users = runtime and path.parent == Path(runtime) and path.parent.exists()
+            # Not another user's than this one's and root's, as after `su`: whoever owns it can exchange what is in it.
+            if is_users and (owner_uid := path.parent.stat().st_uid) not in (os.getuid(), 0):
+                raise PermissionError(1, f"belongs to user {owner_uid}")
             make_private(path)
             return path
         except OSError as error:
@@ -52,12 +54,6 @@ def make_private(path: Path) -> None:
         raise PermissionError(1, f"belongs to user {found.st_uid}")
     if found.st_mode & 0o077:
         path.chmod(0o700)
-
-
-def _refuse_others(path: Path) -> None:
-    """Raise `OSError` for a directory of another user than this one and root, as after `su` and `sudo -E`."""
-    if (owner_uid := path.stat().st_uid) not in (os.getuid(), 0):
-        raise PermissionError(1, f"belongs to user {owner_uid}")
 
 
 def process_directory() -> Path:

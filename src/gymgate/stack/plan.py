@@ -362,7 +362,7 @@ def servers_to_start(config: Node, agent: str | None) -> list[ServerInstance]:
     names = [agent]
     for name in names:  # which grows meanwhile
         related = {each.name for each in servers.values() if name in each.called_agents}
-        related |= _names_in(servers[name]) if name in servers else set()
+        related |= {other for _, _, other in references(servers[name].block)} if name in servers else set()
         names += sorted(related - {*names})
     return [server for server in servers.values() if server.kind == RESOURCES or server.name in names]
 
@@ -370,11 +370,6 @@ def servers_to_start(config: Node, agent: str | None) -> list[ServerInstance]:
 def _servers_to_start(config: Node, *kinds: str) -> list[ServerInstance]:
     """Return the servers of these kinds, or of every kind, that NeMo Gym would start, in the config's order."""
     return [server for server in servers_of(config, *kinds) if server.entrypoint]
-
-
-def _names_in(server: ServerInstance) -> set[str]:
-    """Return the names of the servers that a server refers to."""
-    return {name for _, _, name in references(server.block)}
 
 
 def _address(server: ServerInstance, port: int, *, host: str = LOOPBACK, **settings: Any) -> Node:

@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gymgate.core import codec
 from gymgate.core.config import POLICY
 from gymgate.core.errors import (
     EnvironmentServerError,
@@ -36,7 +37,6 @@ from gymgate.rollouts.record import Limit
 from gymgate.stack.agent_processes import AgentProcess
 from gymgate.stack.protocol import Reply
 from gymgate.stack.running_environment import RunningEnvironment, ServerSet
-from gymgate.stack.wire import pack_rollout
 
 if TYPE_CHECKING:
     from gymgate.stack.running_stack import RunningStack
@@ -72,14 +72,20 @@ class RolloutRun:
     started: float = field(default_factory=time.monotonic)
     owner: str | None = None
     """The environment server that it is posted to, which owns its episode."""
-    row: bytes | None = None
-    """The row, as JSON, where `body` is no row."""
+    row: bytes = b"{}"
+    """The row without its routing, as JSON."""
     waits_for: str = "its turn"
     """Stands in the error if the time runs out."""
     fields: dict[str, Any] = field(default_factory=dict)
     """Fields of the `Rollout`: its status with its result, its limit or its error."""
     keys_dropped: bool = False
     """Whether policy calls without a key were refused meanwhile."""
+
+    def __post_init__(self) -> None:
+        self.kind = "agent" if self.owner is None else "environment server"
+        self.server = self.owner or self.agent
+        """What its row is posted to, of this kind."""
+        self.label = f"{self.kind} {self.server!r}"
 
     async def run(self, stack: RunningStack) -> None:
         """Run it within its time. A failure of whatever kind becomes this rollout's error."""
@@ -126,18 +132,7 @@ class RolloutRun:
             if self.route.failure is None:
                 await asyncio.sleep(_DEATH_SHOWS_S)  # the agent's error may come from a server that died
             clean = body.replace(self.route.key.encode(), self.route.rollout_id.encode())
-            kind, server = self.addressee
-            self._fail(self.route.failure or results.run_error(status, clean, server, kind))
-
-    @property
-    def addressee(self) -> tuple[str, str]:
-        """What its row is posted to: the kind of server and its name."""
-        return ("agent", self.agent) if self.owner is None else ("environment server", self.owner)
-
-    @property
-    def label(self) -> str:
-        kind, server = self.addressee
-        return f"{kind} {server!r}"
+            self._fail(self.route.failure or results.run_error(status, clean, self.server, self.kind))
 
     def packed(self) -> Reply:
         """Return the record, for the SDK process."""
@@ -151,7 +146,7 @@ class RolloutRun:
             failure["message"] = (
                 f"policy calls without a key were refused; {DROPPED_KEY}: {failure['message']}"
             )
-        return pack_rollout(self.record_fields(), self.route)
+        return Reply(None, codec.dumps({**self.record_fields(), **self.route.plain_calls()}))
 
     def record_fields(self) -> dict[str, Any]:
         """Return the record's fields beside its bodies, as JSON values."""
@@ -187,9 +182,7 @@ class RolloutRun:
         async with stack.file_limit:
             self.waits_for = "the environment's servers"
             servers = await self.environment.server_set()
-            agent_port = (
-                contextlib.nullcontext(port) if port else self.environment.server_port(self.addressee[1])
-            )
+            agent_port = contextlib.nullcontext(port) if port else self.environment.server_port(self.server)
             judges = stack.gateway.keyless.judges.shared_with(self.route.judges, self.environment.judges)
             with judges, agent_port as number:
                 url = f"http://{LOOPBACK}:{number}/run"
@@ -220,7 +213,7 @@ class RolloutRun:
         try:
             answer = self._answer(body)
         except ValueError as error:
-            self._fail(EnvironmentServerError(f"{self.label}: {error}", server=self.addressee[1]))
+            self._fail(EnvironmentServerError(f"{self.label}: {error}", server=self.server))
             return
         if answer is None:
             text = results.error_line(body)
@@ -232,7 +225,7 @@ class RolloutRun:
         else:
             self.fields = self._interpreted(answer, self.route.truncated)
             if "error" not in self.fields:
-                self.fields |= results.measurement_fields(answer, self.row or self.body, METADATA_KEY)
+                self.fields |= results.measurement_fields(answer, self.row, METADATA_KEY)
 
     def _answer(self, body: bytes) -> dict[str, Any] | EpisodeFailure | None:
         """Return the agent's result, or the failure that its environment server reports; `None` for what is no JSON object.
@@ -261,8 +254,9 @@ class RolloutRun:
 
     def _interpreted(self, result: Mapping[str, Any], limit: Limit | None) -> dict[str, Any]:
         agent_type = self.environment.agents.get(self.agent)
-        row = self.row or self.body
-        return results.interpret_result(result, row, agent=self.agent, agent_type=agent_type, limit=limit)
+        return results.interpret_result(
+            result, self.row, agent=self.agent, agent_type=agent_type, limit=limit
+        )
 
     def _reward_given(self, body: bytes) -> float | None:
         """Return the reward of an agent's answer that does not count, unless the environment says so itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, SecretStr, TypeAdapter
 
@@ -13,9 +13,6 @@ from gymgate.core.config import HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, Sta
 from gymgate.core.errors import StackLostError, described
 from gymgate.rollouts.record import Rollout, RolloutError, Timing, read_calls
 from gymgate.stack.protocol import Reply
-
-if TYPE_CHECKING:
-    from gymgate.gateway.route import Route
 
 _ENDPOINT: TypeAdapter[JudgeEndpoint] = TypeAdapter(JudgeEndpoint)
 
@@ -48,13 +45,8 @@ def endpoint_from_wire(value: Mapping[str, Any] | str) -> JudgeEndpoint:
     return _ENDPOINT.validate_python(value)
 
 
-def pack_rollout(value: Mapping[str, Any], route: Route) -> Reply:
-    """Return the fields of a rollout with the calls of its route as one JSON document."""
-    return Reply(None, codec.dumps({**value, **route.plain_calls()}))
-
-
 def unpack_rollout(reply: Reply) -> Rollout:
-    """Return the record of a rollout that the daemon packed. Its parts are not validated again.
+    """Return the record of a rollout (`RolloutRun.packed`). Its parts are not validated again.
 
     Raises `StackLostError` for anything else, which only a server on another machine may send.
     """

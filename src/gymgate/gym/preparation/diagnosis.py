@@ -10,6 +10,7 @@ from typing import Any
 
 from gymgate.core import errors
 from gymgate.core.errors import DataError, GymgateError, NeedMissingError, SetupError
+from gymgate.core.json_server import shortened
 from gymgate.gym.runtime.variables import offline
 
 _NO_ACCESS = {"GatedRepoError", "LocalTokenNotFoundError", "RepositoryNotFoundError", "DatasetNotFoundError"}
@@ -58,7 +59,7 @@ def failure(
     what = f"{environment}: {str(event.get('doing')).removeprefix(f'{environment}: ')}"
     names = {str(link["type"]) for link in chain}
     statuses = {link["status"] for link in chain if link.get("status")}
-    text = _short(str(chain[0]["message"]))
+    text = shortened(str(chain[0]["message"]))
 
     def missing(problem: str, need: str) -> NeedMissingError:
         return NeedMissingError(f"{what}: {problem}", environment=environment, need=need)
@@ -73,7 +74,7 @@ def failure(
     if names & _NO_FILE or 404 in statuses:
         return DataError(f"{what}: not there: {text}")
     if names & _UNREACHABLE or statuses:
-        cause = _short(str(chain[-1]["message"])) if chain[-1]["type"] in _SAY_MORE else ""
+        cause = shortened(str(chain[-1]["message"])) if chain[-1]["type"] in _SAY_MORE else ""
         return missing(_unreachable(cause or text), "download")
     seen = f"{chain[0]['type']}: {text}; its output is in {log}"
     if "CalledProcessError" in names and re.search(r"\bgit\b.*\b(clone|fetch|pull)\b", text):
@@ -85,8 +86,3 @@ def _unreachable(text: str) -> str:
     if offline() or os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
         return "it was not fetched before, and the network is off (GYMGATE_OFFLINE, UV_OFFLINE or HF_HUB_OFFLINE)"
     return f"cannot be fetched: {text}; check the network, HTTPS_PROXY and HF_ENDPOINT"
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else f"{text[:300]}..."

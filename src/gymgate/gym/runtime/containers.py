@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Collection
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gymgate.core import codec
 from gymgate.core.errors import SetupError
@@ -59,12 +59,7 @@ def remove_selected(stack: str, selections: Collection[Selection]) -> set[Select
     All had some where docker fails: what there is cannot be known. Blocks.
     """
     try:
-        lines = (
-            _docker("ps", "-a", "--filter", f"label={STACK}={stack}", "--format", "{{json .}}")
-            .encode()
-            .splitlines()
-        )
-        labels = {container["ID"]: _labels(container["Labels"]) for container in map(codec.loads, lines)}
+        labels = {each["ID"]: _labels(each["Labels"]) for each in _containers(f"{STACK}={stack}")}
         matches = {
             selection: [id for id in labels if labels[id].get(selection.label) == selection.value]
             for selection in selections
@@ -96,19 +91,14 @@ def leftovers() -> list[Leftover]:
     """
     if shutil.which("docker") is None:
         return []
-    mine = f"label={USER}={os.getuid()}"
     try:
-        lines = _docker("ps", "-a", "--filter", mine, "--format", "{{json .}}").encode().splitlines()
+        containers = _containers(f"{USER}={os.getuid()}")
     except CommandError:
         return []
-    containers = [
-        (container, has_ended(_labels(container["Labels"]).get(PROCESS, "")))
-        for container in map(codec.loads, lines)
-    ]
     return [
-        Leftover(container["ID"], container["Names"], container["Image"], ended is True)
-        for container, ended in containers
-        if ended is not False
+        Leftover(each["ID"], each["Names"], each["Image"], ended is True)
+        for each in containers
+        if (ended := has_ended(_labels(each["Labels"]).get(PROCESS, ""))) is not False
     ]
 
 
@@ -129,6 +119,12 @@ def remove_leftovers(containers: list[Leftover]) -> None:
             _docker("rm", "-f", *(container.id for container in containers))
     except CommandError as error:
         raise SetupError(f"docker cannot remove containers: {error.last_line}") from error
+
+
+def _containers(label: str) -> list[dict[str, Any]]:
+    """Return what docker says of the containers with a label, those that have ended included."""
+    listed = _docker("ps", "-a", "--filter", f"label={label}", "--format", "{{json .}}")
+    return [codec.loads(line.encode()) for line in listed.splitlines()]
 
 
 def _docker(*words: str) -> str:
