@@ -111,10 +111,10 @@ def test_majority(answers: list[str | None], scores: list[float], expected: floa
 
 
 def test_ks_and_errors() -> None:
-    assert st.wanted_ks(0) == []
-    assert st.wanted_ks(1) == [1]
-    assert st.wanted_ks(16) == [1, 2, 4, 8, 16]
-    assert st.wanted_ks(6) == [1, 2, 4, 6]
+    assert st.default_ks(0) == []
+    assert st.default_ks(1) == [1]
+    assert st.default_ks(16) == [1, 2, 4, 8, 16]
+    assert st.default_ks(6) == [1, 2, 4, 6]
     assert st.deviation([1.0]) is None
     assert st.standard_error([0.0, 1.0]) == pytest.approx(0.5)
     assert st.run_means([[1, 0], [0, 0], [1]]) == [2 / 3]

@@ -53,7 +53,7 @@ from gymgate.quality.model import (
     Thresholds,
 )
 from gymgate.quality.record.schema import OF_ORACLE, WITHOUT_ANSWER, ProbeName
-from gymgate.runs.policies import ask_judges, asked_endpoint
+from gymgate.runs.policies import ask_judges, endpoint_with_model
 
 _SHOWN_ROWS = 5
 """Rows of an environment whose rewards differ that are printed."""
@@ -238,7 +238,7 @@ def _requests(context: click.Context, logs: Path | None) -> list[CheckRequest]:
     endpoint, policy = endpoint_fields(context), None
     if endpoint:
         policy = asyncio.run(
-            asked_endpoint(HTTPEndpoint(**endpoint), values["wait_for_policy"] or 0, log)
+            endpoint_with_model(HTTPEndpoint(**endpoint), values["wait_for_policy"] or 0, log)
         ).model_copy(update={"api_key": None})  # a check's process reads it from its variable
     if not values["rows_only"]:
         stack["models"] = asyncio.run(

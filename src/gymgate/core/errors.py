@@ -26,6 +26,7 @@ with attributes for programs to read.
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any, ClassVar, Literal
 
@@ -51,7 +52,10 @@ class GymgateError(Exception):
     """Root of the tree. `str()` is one line: what failed, the value seen, and what to do."""
 
     fields: ClassVar[tuple[str, ...]] = ()
-    """Attributes that cross a process boundary beside the message."""
+    """Attributes that cross a process boundary beside the message: those that a class and its bases annotate."""
+
+    def __init_subclass__(cls) -> None:
+        cls.fields = (*cls.fields, *inspect.get_annotations(cls))
 
     def __init__(self, message: str, **attributes: Any) -> None:
         self.message = printable(message)
@@ -81,7 +85,6 @@ class OptionError(ConfigError):
 class DataError(GymgateError, ValueError):
     """A row or a file of rows is malformed, or a file cannot be written."""
 
-    fields = ("path", "line")
     path: str | None
     line: int | None
 
@@ -92,7 +95,6 @@ class NeedMissingError(GymgateError, RuntimeError):
     `kind` is the kind of need as `gymgate list` names it (`docker`, `binary`, ...); `None` for a value of its config.
     """
 
-    fields = ("environment", "need", "kind")
     environment: str | None
     need: str | None
     kind: str | None
@@ -105,7 +107,6 @@ class SetupError(GymgateError, RuntimeError):
     could not be fetched from the address that it names.
     """
 
-    fields = ("kind", "requirement")
     kind: str | None
     requirement: str | None
 
@@ -113,7 +114,6 @@ class SetupError(GymgateError, RuntimeError):
 class StackStartError(GymgateError, RuntimeError):
     """A server of the stack did not start in time (`timed_out`), or ended while starting, with `exit_status`."""
 
-    fields = ("environment", "server", "log_tail", "timed_out", "exit_status")
     environment: str | None
     server: str | None
     log_tail: str | None
@@ -128,7 +128,6 @@ class StackLostError(GymgateError, ConnectionError):
 class ServerDiedError(GymgateError, RuntimeError):
     """A server of the environment died while a rollout needed it."""
 
-    fields = ("environment", "server", "log_tail")
     environment: str | None
     server: str | None
     log_tail: str | None
@@ -137,14 +136,12 @@ class ServerDiedError(GymgateError, RuntimeError):
 class EnvironmentBusyError(GymgateError, RuntimeError):
     """An environment server did not admit an episode in time, because it runs as many as its config allows at once."""
 
-    fields = ("server",)
     server: str | None
 
 
 class EnvironmentServerError(GymgateError, RuntimeError):
     """A server of the environment answered with an error of its own, or made a model call that cannot be sent on."""
 
-    fields = ("server", "status_code")
     server: str | None
     status_code: int | None
 
@@ -161,10 +158,6 @@ class PolicyError(GymgateError, RuntimeError):
     endpoint that says so in words.
     """
 
-    fields: ClassVar[tuple[str, ...]] = (
-        *("endpoint", "status_code", "retryable", "retry_after_s"),
-        *("code", "param"),
-    )
     endpoint: str | None
     status_code: int | None
     retryable: bool | None
@@ -179,7 +172,6 @@ class UnknownConversationError(PolicyError):
     `alike` is how many of its first messages the nearest recording shares; `None` if the recordings hold no turns.
     """
 
-    fields = (*PolicyError.fields, "alike")
     alike: int | None
 
 

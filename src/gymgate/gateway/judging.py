@@ -39,13 +39,16 @@ class JudgeCalls:
         """Count what `lost` returns as a failure too: of calls that may have been made for this rollout."""
         self._lost_elsewhere = lost
 
-    def note_failure(self, question: RequestKey, error: GymgateError) -> None:
-        """Note that the endpoint did not answer a question."""
+    def note_failure(self, question: RequestKey, error: GymgateError, call: Call | None = None) -> None:
+        """Note that the endpoint did not answer a question; `call` asked it, if it was one of these calls."""
         self._failed[question] = error
 
     def note_answer(self, question: RequestKey) -> None:
-        """Note an answer, which makes up for an earlier failure of the same question."""
+        """Note an answer, which makes up for an earlier failure of the same question, and for a lost call."""
         self._failed.pop(question, None)
+        lost = [call for call, other in self._open.items() if other == question and call.connection_lost]
+        for call in lost:
+            del self._open[call]
 
     def note_start(self, key: RequestKey, call: Call) -> None:
         """Note a new call."""
@@ -56,25 +59,15 @@ class JudgeCalls:
         self._open.pop(call, None)
         question = _question(key)
         if written and call.record.status_code == 200:
-            self._note_answer(question)
+            self.note_answer(question)
         elif (
             call.record.status_code is not None
         ):  # without one its rollout was released, which is nobody's failure
-            self._fail(question, call.failure or lost_call_error(call), call)
+            self.note_failure(question, call.failure or lost_call_error(call), call)
 
     def note_refusal(self, model_server: str, error: GymgateError) -> None:
         """Note a call to a model server that has no endpoint."""
-        self._fail(RequestKey(model_server, "", b"", None), error)
-
-    def _note_answer(self, question: RequestKey) -> None:
-        self.note_answer(question)
-        for call in [
-            call for call, asked in self._open.items() if asked == question and call.connection_lost
-        ]:
-            del self._open[call]
-
-    def _fail(self, question: RequestKey, error: GymgateError, call: Call | None = None) -> None:
-        self.note_failure(question, error)
+        self.note_failure(RequestKey(model_server, "", b"", None), error)
 
 
 @dataclass(eq=False)
@@ -117,12 +110,12 @@ class KeylessJudgeCalls(JudgeCalls):
                 return _shared_error(lost_call_error(call))
         return None
 
-    def _note_answer(self, question: RequestKey) -> None:
-        super()._note_answer(question)
+    def note_answer(self, question: RequestKey) -> None:
+        super().note_answer(question)
         for watcher in self._watchers:
             watcher.judges.note_answer(question)
 
-    def _fail(self, question: RequestKey, error: GymgateError, call: Call | None = None) -> None:
+    def note_failure(self, question: RequestKey, error: GymgateError, call: Call | None = None) -> None:
         for watcher in self._watchers:
             if watcher.concerns(question.model_server, call):
                 watcher.judges.note_failure(question, _shared_error(error))

@@ -128,7 +128,7 @@ def report_parts(
         yield {"note": f"The first {SHOWN_TASK_ROWS} of {count}; gymgate aggregate -o writes all."}
     yield table([*islice(_task_rows(collected, data, names), SHOWN_TASK_ROWS)])
     yield {"heading": "Settings"}
-    origin = {"runs": ", ".join(map(str, runs.given)), **({"this page": command} if command else {})}
+    origin = {"runs": ", ".join(map(str, runs.paths)), **({"this page": command} if command else {})}
     yield table([*({"setting": name, "value": value} for name, value in origin.items()), *_settings(runs)])
 
 

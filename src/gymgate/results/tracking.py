@@ -172,7 +172,7 @@ async def log_stored(
     library: str, runs: Runs, rows: Sequence[Mapping[str, Any]], log: Callable[[str], None]
 ) -> None:
     """Log the settings of stored runs, those of the first one, and the rows of their table."""
-    paths = [str(path) for path in runs.given]
+    paths = [str(path) for path in runs.paths]
     tracked = Tracking(library, ", ".join(paths), {**runs.runs[0].settings, "runs": paths}, log)
     await tracked.start()
     await tracked.close({"end": "completed", "summary": summary_of(rows)})

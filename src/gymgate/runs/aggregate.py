@@ -94,17 +94,17 @@ class Runs:
         A rollout that is in two runs is refused, or taken from the first one (`first_of_overlap`). Raises `DataError` if no
         path holds a run, and `ConfigError` for runs of different policies.
         """
-        self.given = list(paths)
+        self.paths = list(paths)
         self.runs: list[Run] = []
         self._without: list[str] = []
-        for path in self.given:
+        for path in self.paths:
             runs = runs_at(path)
             if not runs:
                 self._without.append(f"{path} holds no run: neither it nor a shard in it has a {RUN}")
             for run in runs:
                 self._add(run)
         if not self.runs:
-            raise DataError(self._without[0], path=str(self.given[0]))
+            raise DataError(self._without[0], path=str(self.paths[0]))
         self._first_of_overlap = first_of_overlap
         self.missing: list[str] = []
         """Notes on runs, shards and rollouts that are missing; complete after `rollouts`."""
@@ -175,7 +175,7 @@ class Runs:
 
     def find_shards(self) -> bool:
         """Find shards that were started since; false if what was read before is no longer what is there."""
-        runs = {run.path: run for run in runs_at(self.given[0])}
+        runs = {run.path: run for run in runs_at(self.paths[0])}
         if any(runs.pop(run.path, None) != run for run in self.runs):
             return False
         if any(reading.lines.replaced for reading in self._readings):
@@ -324,7 +324,7 @@ def add_failures(
 def refuse_empty(runs: Runs, collected: CollectedTasks) -> None:
     """Raise `DataError` for runs without a rollout, finished, failed or planned."""
     if not collected.tasks and not collected.missing:
-        raise DataError(f"no rollouts in {', '.join(map(str, runs.given))}", path=str(runs.given[0]))
+        raise DataError(f"no rollouts in {', '.join(map(str, runs.paths))}", path=str(runs.paths[0]))
 
 
 def _deciding(run: Run) -> dict[str, Any]:

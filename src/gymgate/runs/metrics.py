@@ -31,7 +31,7 @@ def task_rows(collected: CollectedTasks) -> Iterator[dict[str, Any]]:
             "min_reward": min(rewards, default=None),
             "max_reward": max(rewards, default=None),
         }
-        for k in st.wanted_ks(len(rewards)):
+        for k in st.default_ks(len(rewards)):
             row[f"pass@{k}"] = st.pass_at_k(rewards, k)
             if task.environment in collected.answer_keys:
                 row[f"maj@{k}"] = _vote(task, k)
@@ -145,7 +145,7 @@ def _summary(
         "task_std": st.mean([st.deviation(rewards) or 0.0 for rewards in scored]) if max_k > 1 else None,
     }
     votes = all(task.environment in collected.answer_keys for task in measured)
-    for k in (ks or st.wanted_ks(max_k)) if scored else ():
+    for k in (ks or st.default_ks(max_k)) if scored else ():
         if k > 1:
             values = [value for rewards in scored if (value := st.pass_at_k(rewards, k)) is not None]
             row[f"pass@{k}"], row[f"pass@{k}_se"] = st.mean(values), st.standard_error(values)

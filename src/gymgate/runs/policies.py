@@ -45,11 +45,11 @@ async def ask_models(
     """Ask the endpoints of policy and judges for their models, after waiting up to `wait_s` for each; return stack and policy.
 
     Endpoints that only another machine may reach are not asked, except for a policy without a model. Those with a known model
-    are asked for it, too, unless `known` is false. Raises as `asked_endpoint`.
+    are asked for it, too, unless `known` is false. Raises as `endpoint_with_model`.
     """
     if isinstance(policy, HTTPEndpoint):
         is_asked = policy.model is None or (known and stack.is_local)
-        policy = await asked_endpoint(policy, wait_s, log) if is_asked else policy.resolved()
+        policy = await endpoint_with_model(policy, wait_s, log) if is_asked else policy.resolved()
     if not stack.is_local:
         return stack, policy
     judges = {name: judge for name, judge in stack.models if known or getattr(judge, "model", "") is None}
@@ -57,7 +57,7 @@ async def ask_models(
     return stack.model_copy(update={"models": tuple(sorted(models.items()))}), policy
 
 
-async def asked_endpoint(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
+async def endpoint_with_model(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
     """Ask an endpoint for its models, after waiting up to `wait_s` for it; return it with key and model.
 
     Raises `ConfigError` if the key's variable is not set, and for a wrong address, key or model; `PolicyError` if no
@@ -76,7 +76,7 @@ async def ask_judges(
 ) -> dict[str, JudgeEndpoint]:
     """Ask the endpoint of each judge; return all with the model that an endpoint serves, if it is only one and none is given.
 
-    Raises as `asked_endpoint`, but an endpoint may serve several models: the environment may say which it wants.
+    Raises as `endpoint_with_model`, but an endpoint may serve several models: the environment may say which it wants.
     """
     asked = dict(judges)
     for name, judge in judges.items():

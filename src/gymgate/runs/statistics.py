@@ -89,7 +89,7 @@ def run_means(tasks: Sequence[Sequence[float]]) -> list[float]:
     return [math.fsum(scores[run] for scores in tasks) / len(tasks) for run in range(shortest)]
 
 
-def wanted_ks(longest: int) -> list[int]:
+def default_ks(longest: int) -> list[int]:
     """1, 2, 4, 8, ... and the longest."""
     ks = [1 << power for power in range(max(longest, 1).bit_length())]
     return sorted({k for k in ks if k <= longest} | {longest}) if longest else []

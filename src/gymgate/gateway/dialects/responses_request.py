@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import accumulate, takewhile
-from typing import Any
 
 from gymgate.core.errors import ConfigError
 from gymgate.gateway.dialects.chat_request import assistant_items
@@ -129,25 +128,44 @@ def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Jso
     spoken = [_is_assistant(item) for item in items]
     speech = [at for at, is_spoken in enumerate(spoken) if is_spoken]
     fingerprints = [item_fingerprint(items[at]) for at in speech]
-    stretch = _stretches(items, spoken)
+    # An answer lies between two things that the user says: items of one such stretch have the same number here.
+    users = [
+        not is_spoken and item.get("type") not in _OUTPUT_KINDS
+        for item, is_spoken in zip(items, spoken, strict=True)
+    ]
+    stretch = list(accumulate(map(int, users)))
     messages: list[Json] = []
-    turn = _Turn(memory)
+    turn: list[Json] = []  # the assistant's message under way, as one answer of a chat model holds its items
+
+    def flush() -> None:
+        if turn:
+            messages.append(_assistant_message(turn, memory))
+            turn.clear()
+
     nth, covered = 0, 0  # assistant items seen, and how many of them a recorded answer has covered
     for item, is_spoken in zip(items, spoken, strict=True):
         if not is_spoken:
-            turn.flush(messages)
+            flush()
             messages.append(_other_message(item))
             continue
         run = memory.match("responses", "chat", fingerprints, nth) if nth >= covered else None
         if run is not None and stretch[speech[nth]] == stretch[speech[nth + len(run.contents) - 1]]:
-            turn.flush(messages)
+            flush()
             messages.extend(run.originals)
             covered = nth + len(run.contents)
         elif nth >= covered:
-            turn.add(item, messages)
+            # A second text, or reasoning after one, is a turn of its own, except after calls: their outputs must
+            # follow the message that holds all of them.
+            if turn and _kind(turn[-1]) == "message" and _kind(item) in ("message", "reasoning"):
+                flush()
+            turn.append(item)
         nth += 1
-    turn.flush(messages)
+    flush()
     return messages
+
+
+def _kind(item: Json) -> str:
+    return str(item.get("type") or "message")
 
 
 def _plain_items(item: Json, memory: ConversationMemory) -> list[Json]:
@@ -170,22 +188,12 @@ def _plain_items(item: Json, memory: ConversationMemory) -> list[Json]:
     return assistant_items(item) if is_chat else [item]
 
 
-def _stretches(items: list[Json], spoken: list[bool]) -> list[int]:
-    """Return for each item the number of its stretch; a stretch ends where the user speaks."""
-    others = [
-        not is_spoken and item.get("type") not in _OUTPUT_KINDS
-        for item, is_spoken in zip(items, spoken, strict=True)
-    ]
-    return list(accumulate(map(int, others)))
-
-
 def _is_assistant(item: Json) -> bool:
-    kind = item.get("type") or "message"
-    return kind in _ASSISTANT_KINDS or (kind == "message" and item.get("role") == "assistant")
+    return _kind(item) in _ASSISTANT_KINDS or (_kind(item) == "message" and item.get("role") == "assistant")
 
 
 def _other_message(item: Json) -> Json:
-    kind = item.get("type") or "message"
+    kind = _kind(item)
     if kind == "message":
         role = item.get("role")
         if role not in ("user", "system", "developer"):
@@ -197,45 +205,21 @@ def _other_message(item: Json) -> Json:
         return {"role": "system" if role == "developer" else role, "content": content}
     if kind in _OUTPUT_KINDS:
         call_id = field(item, "call_id", f"a {kind} item")
-        return {"role": "tool", "tool_call_id": call_id, "content": _tool_output(item)}
+        output = item.get("output")
+        if isinstance(output, list) and all(isinstance(part, dict) and part.get("type") for part in output):
+            output = content_to_chat(output, "a tool's output")
+        else:
+            output = "" if output is None else as_text(output)
+        return {"role": "tool", "tool_call_id": call_id, "content": output}
     raise ConfigError(
         f"input item of type {kind!r} has no chat-completions form; use an endpoint with dialect='responses'"
     )
 
 
-def _tool_output(item: Json) -> Any:
-    output = item.get("output")
-    if isinstance(output, list) and all(isinstance(part, dict) and part.get("type") for part in output):
-        return content_to_chat(output, "a tool's output")
-    return "" if output is None else as_text(output)
-
-
-class _Turn:
-    """The assistant message under way, made of consecutive items, as one answer of a chat model holds them."""
-
-    def __init__(self, memory: ConversationMemory) -> None:
-        self._memory = memory
-        self._open: list[Json] = []
-
-    def add(self, item: Json, messages: list[Json]) -> None:
-        kinds = [entry.get("type") or "message" for entry in self._open]
-        kind = item.get("type") or "message"
-        # A second text, or reasoning after one, is a turn of its own, except after calls: their outputs must
-        # follow the message that holds all of them.
-        if "message" in kinds and kind in ("message", "reasoning") and kinds[-1] == "message":
-            self.flush(messages)
-        self._open.append(item)
-
-    def flush(self, messages: list[Json]) -> None:
-        if self._open:
-            messages.append(_assistant_message(self._open, self._memory))
-            self._open = []
-
-
 def _assistant_message(items: list[Json], memory: ConversationMemory) -> Json:
     text, refusal, reasoning = said_in(items)
     calls = [_tool_call(item) for item in items if item.get("type") in ("function_call", "custom_tool_call")]
-    has_text = any((item.get("type") or "message") == "message" for item in items)
+    has_text = any(_kind(item) == "message" for item in items)
     # Strict endpoints refuse null without calls.
     message: Json = {"role": "assistant", "content": text if has_text or not calls else None}
     if refusal:
