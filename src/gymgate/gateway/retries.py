@@ -22,6 +22,7 @@ from gymgate.gateway.call import Call
 
 RECENT_ANSWERS = 16
 MARKED_ANSWERS = 256
+"""Answers kept of calls without an idempotency key, and with one."""
 KEPT_BYTES = 4 << 20
 """Limit on the bytes of requests and answers kept for either purpose; the newest one is kept whatever its size."""
 HASHED = 2048

@@ -268,7 +268,7 @@ class Route:
         finally:
             call.record.duration_s = time.monotonic() - started
             self._running.discard(call)
-            call.finish()
+            call.finish()  # last: whoever it wakes reads the record
 
     async def _ask(self, call: Call, target: Target, body: dict[str, Any], raw: bytes) -> None:
         backend, dialect = target.backend, call.record.dialect
@@ -303,7 +303,7 @@ class Route:
         call.payload = (
             b"".join(encode_stream(result, call.record.dialect, body)) if call.streamed else response
         )
-        call.record.status_code = 200
+        call.record.status_code = 200  # last: an answer that cannot be streamed is a failure
 
     def _answer_to_overflow(
         self, call: Call, backend: Backend, upstream: dict[str, Any], error: PolicyError

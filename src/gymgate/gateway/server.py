@@ -43,6 +43,7 @@ KEEPALIVE_S = 3600.0
 READ_AHEAD = 1 << 20
 """Bytes of a body that may arrive before it is read. Bodies are read whole, and each pause costs a turn of the loop."""
 STOP_TIMEOUT_S = 2.0
+"""For answers under way at a port that closes. A stack that stops waits for its gateway for half a second longer."""
 
 logger = logging.getLogger(__name__)
 _http_logger = logging.getLogger("gymgate.gateway.http")
@@ -205,7 +206,7 @@ class Gateway:
             on_close=self._retire,
             on_end=self._finish_sessions,
         )
-        self.routes[_digest(route.key)] = route
+        self.routes[_digest(route.key)] = route  # last: whatever raises above leaves no key
         return route
 
     def find(self, key: str) -> Route | None:
@@ -246,6 +247,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         is_policy = model_server == POLICY and agent_ports is None
         server = _Server(PortHandler(self, model_server, agent_ports))
+        # All of a stack's rollouts may connect at once; the default of 100 would drop some for a second.
         listener = await loop.create_server(server, self.host, self._port if is_policy else 0, backlog=4096)
         self._exits.push_async_callback(_stop, listener, server)
         bound: int = listener.sockets[0].getsockname()[1]

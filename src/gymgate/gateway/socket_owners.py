@@ -21,6 +21,7 @@ _OWNER = _HEADER.size + 4 + _PORTS.size + len(_ANY) + 12
 _ESTABLISHED = 1
 """The one state in which the kernel knows whose a socket is. It says user 0 of one that is closed."""
 _TIMEOUT_S = 1.0
+"""For the kernel's answer, which comes at once: the event loop waits for it."""
 _IPV4 = 4
 """Bytes of an address."""
 _MAPPED = bytes(10) + b"\xff\xff"

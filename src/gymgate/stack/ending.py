@@ -39,7 +39,7 @@ def end_daemons(daemons: Iterable[DaemonProcess], *, now: bool) -> dict[DaemonPr
                 family.send(signal.SIGTERM)
         killed = _left(families, 0.0 if now else STOP_S)
         for family in killed:
-            family.look()
+            family.look()  # first: what a dead daemon leaves is no longer below it
             family.send(signal.SIGKILL)
         _left(families, GRACE_S, below=True)
         for family in families:
@@ -64,6 +64,7 @@ class _Family:
 
     def __enter__(self) -> _Family:
         self._hold(self.daemon.pid)
+        # Only now: while a process is held, its number is no other's.
         if read_daemon(self.daemon.pid) != self.daemon:
             self._let_go(self.daemon.pid)
         self.look()

@@ -15,6 +15,7 @@ from gymgate.gym.runtime.locks import locked
 from gymgate.gym.runtime.owners import has_ended, owner
 
 MAX_SOCKET_PATH = 107
+"""Bytes that Linux takes for a socket's path, without the final zero."""
 _OWN, _SHARED, _RAY = "p-", "shared", "gym-ray-"
 """Beginnings of names. Ray's is short because the sockets in its directory have long names."""
 _RAY_BASE = Path("/tmp")

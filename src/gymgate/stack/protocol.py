@@ -32,6 +32,7 @@ PROTOCOL = 6
 """Both ends must have the same. It changes with the meaning of the frames."""
 _LENGTHS = struct.Struct("<II")
 _MAX_LENGTH = (1 << 32) - 1
+"""Bytes that a length in a frame can say."""
 FRAME_S = 60.0
 """For a frame from outside, once it has begun, besides its time at `SLOWEST`."""
 SLOWEST = 1 << 20
@@ -121,7 +122,9 @@ class Peer(asyncio.Protocol):
         number = self._next_id
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         frame = _frame({"id": number, "call": method, "with": parameters}, body, self.max_frame)
-        self._pending[number] = answer
+        self._pending[number] = (
+            answer  # before anything is awaited: a connection that is lost meanwhile fails it
+        )
         try:
             await self._writable.wait()
             self._send(frame)
@@ -176,7 +179,7 @@ class Peer(asyncio.Protocol):
         self._buffer.clear()  # a cycle of references keeps this object until the collector runs
         self._expect(0)
         self.lost.set()
-        self._writable.set()
+        self._writable.set()  # whoever waits to send goes on, and finds no transport
         for task in self.tasks.values():
             task.cancel()
         for answer in self._pending.values():

@@ -38,6 +38,8 @@ class Restarts:
         if recent >= self.limit:
             return None
         wait = min(FIRST_WAIT_S * 2.0 ** min(recent - 1, 16), LONGEST_WAIT_S) if recent else 0.0
-        self._times.append(self._clock() + wait)
+        self._times.append(
+            self._clock() + wait
+        )  # when it is made: a long wait must not count into the window
         self.total += 1
         return wait

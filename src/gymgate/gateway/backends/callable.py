@@ -150,7 +150,7 @@ class _InThread(Exception):
 async def _in_thread(fn: Callable[[dict[str, Any]], Any], body: dict[str, Any]) -> Any:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-    context = contextvars.copy_context()
+    context = contextvars.copy_context()  # a function finds what its caller has set, as on the loop
 
     def settle(outcome: tuple[Any, BaseException | None]) -> None:
         if not future.done():

@@ -25,6 +25,7 @@ _PATHS = {"chat": "chat/completions", "responses": "responses"}
 FORWARDED = "1.1 gymgate"
 """`Via` of each call (RFC 9110, section 7.6.3), by which a gateway knows calls of gateways, its own and those of other stacks."""
 FINISH_TIMEOUT_S = 5.0
+"""For a router to take note. Only the gateway's own end waits for that."""
 _SAME_MEANING = ({"max_tokens", "max_completion_tokens"},)
 """Body fields of which servers accept only one."""
 

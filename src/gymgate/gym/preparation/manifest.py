@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gymgate.core.config import Config, EnvironmentConfig, RuntimeConfig
 
 DEFAULT_TOKEN_ENV = "HF_TOKEN"
+"""The name that the hub's own library reads."""
 Split = Literal["train", "validation", "benchmark", "example"]
 
 

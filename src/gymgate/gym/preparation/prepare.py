@@ -225,6 +225,7 @@ def _publish(stage: Path, output: Path, manifest: Manifest) -> None:
     for name in manifest.files:
         with replacing(output / name) as file, (stage / name).open("rb") as staged:
             shutil.copyfileobj(staged, file)
+    # Last: whoever reads it finds the files that it lists.
     with replacing(output / MANIFEST) as file:
         file.write(_with_earlier(output, manifest).model_dump_json(indent=2).encode() + b"\n")
 

@@ -89,6 +89,7 @@ def clean(
     a process uses always stays.
     """
     with contextlib.ExitStack() as locks:
+        # Always in this order, or two that clean at once could wait for each other.
         for root in () if dry_run else (cache_dir() / name for name in _MADE):
             if root.is_dir():
                 locks.enter_context(writing(root))

@@ -95,7 +95,7 @@ class Installation:
                 self._install_requirements()
         with self._step("checking that NeMo Gym imports"):
             if base is not None:
-                _share_bytecode(base, self.site)
+                _share_bytecode(base, self.site)  # first: the check compiles what it does not find
             self._check_imports()
         return {
             "site": os.path.relpath(self.site, self.path),

@@ -19,6 +19,7 @@ from gymgate.gym.runtime.command import Progress
 _PATIENCE_S = 2.0
 """Longer than it takes to move an entry out of its place, or to find out whether it is in use."""
 _POLL_S = 0.01
+"""Between tries: `flock` itself waits without a limit."""
 
 _held: dict[Path, int] = {}
 """Descriptors by file, open for as long as the process lives."""
