@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gymgate.core import codec
-from gymgate.rollouts import bodies
+from gymgate.rollouts import history
 from gymgate.rollouts.history import History, RequestLog, read_requests
 
 VALUES = st.recursive(
@@ -96,11 +96,11 @@ def test_a_history_that_goes_on_is_logged_without_a_look_at_what_it_had(monkeypa
         histories.append(History([*histories[-1], {"n": number}], histories[-1]))
     histories.append(History(histories[-1], histories[-1]))
     digested: list[Any] = []
-    digest = bodies._digest
-    monkeypatch.setattr(bodies, "_digest", lambda value: digested.append(value) or digest(value))
+    digest = history._digest
+    monkeypatch.setattr(history, "_digest", lambda value: digested.append(value) or digest(value))
     log = RequestLog()
-    for history in histories:
-        log.add({"model": "m", "input": history})
+    for known in histories:
+        log.add({"model": "m", "input": known})
     assert [value for value in digested if value != "m"] == []
     log.add({"model": "m", "input": [*histories[1], {"n": "other"}]})
     log.add({"model": "m", "input": History([{"n": 7}])})
