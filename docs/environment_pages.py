@@ -122,13 +122,9 @@ def pages() -> Iterator[tuple[str, str]]:
     records = shipped_records()
     yield "environments-status.md", table_page(records)
     yield "findings.md", findings_page(records)
-    for record in filter(lambda record: record.measured, records):
-        yield page_of(record), environment_page(record)
-
-
-def page_of(record: CheckResult) -> str:
-    kind = "" if record.kind == "resources_servers" else f"{record.kind}-"
-    return f"environments/{kind}{record.environment}.md"
+    for record in records:
+        if record.page:
+            yield record.page, environment_page(record)
 
 
 @cache
@@ -245,7 +241,7 @@ def _proven(proven: Sequence[tuple[CheckResult, Finding]]) -> list[str]:
 def named(record: CheckResult) -> str:
     """The environment's name, which leads to its page if there is one."""
     name = record.environment if record.kind == "resources_servers" else f"{record.kind}/{record.environment}"
-    return f"[{name}]({page_of(record)})" if record.measured else name
+    return f"[{name}]({record.page})" if record.page else name
 
 
 def table_page(records: Sequence[CheckResult]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from environment_pages import described, environment_of, licences, page_of, reproducing
+from environment_pages import described, environment_of, licences, reproducing
 from pydantic import Field
 
 import gymgate
@@ -208,7 +208,7 @@ def indexed(record: CheckResult) -> IndexedEnvironment:
             )
             for each in findings(record)
         ),
-        page=page_of(record).replace(".md", ".html") if record.measured else None,
+        page=record.page.replace(".md", ".html") if record.page else None,
         badge=f"badges/{record.kind}/{record.environment}.json",
         gymgate=record.gymgate,
         date=record.date,

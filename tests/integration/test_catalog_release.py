@@ -75,6 +75,21 @@ def test_every_environment_loads(environments: list[Environment], runtime: Runti
     assert all(item.configs for item in environments)
 
 
+def test_rows_of_datasets_outside_the_release_are_those_that_nemo_gym_states(catalog: Catalog) -> None:
+    def stated(name: str) -> dict[str, int | None]:
+        found = catalog.find(name)
+        return {each.path.rpartition("/")[2]: found.stated_rows(each) for each in found.config().datasets}
+
+    assert stated("mcqa") == {
+        "train.jsonl": 27568,
+        "validation.jsonl": None,
+        "example.jsonl": 5,
+        "example_with_template_metadata.jsonl": 5,
+    }
+    assert stated("benchmarks/ifbench") == {"ifbench_benchmark.jsonl": 294}  # 1470, each five times
+    assert stated("benchmarks/gpqa") == {"gpqa_diamond_benchmark.jsonl": None}  # 0
+
+
 def test_find_agrees_with_the_list(catalog: Catalog, environments: list[Environment]) -> None:
     fresh = Catalog(catalog.site, catalog.version)
     for item in environments[::20]:

@@ -43,6 +43,7 @@ def test_a_function_is_evaluated_in_one_call(tmp_path: Path, capfd: pytest.Captu
     ]
     assert evaluation.mean_reward == pytest.approx(sum(right) / 5)
     assert evaluation.failed == []
+    assert evaluation.notes == ["5 example rows, not the benchmark"]
     done = CliRunner().invoke(cli, ["aggregate", str(run), "--json"])
     assert evaluation.metrics == read_output("aggregate", done.stdout)["environments"]
     assert (evaluation.model, evaluation.run) == ("first_answer", str(run))

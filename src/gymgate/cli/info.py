@@ -84,6 +84,8 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
         print_json(description(found, record))
         return
     _head(found, catalog.version)
+    if record is not None and record.page:
+        echo(f"page: docs/{record.page}")
     _configs(found, config)
     _environment_servers(found)
     _data(found, config)
@@ -208,7 +210,10 @@ def _data(environment: Environment, config: EnvConfig) -> None:
     else:
         echo("no packaged data")
     absent = unshipped_datasets(environment, config)
-    elsewhere = [f"{dataset.name} ({dataset.path})" for dataset in absent]
+    elsewhere = [
+        f"{dataset.name} ({dataset.path}{f', {rows:,} rows' if (rows := environment.stated_rows(dataset)) else ''})"
+        for dataset in absent
+    ]
     if elsewhere:
         echo(f"declared but not in the release: {', '.join(elsewhere)}")
         echo(

@@ -12,7 +12,7 @@ from gymgate.runs.attempts import Attempt
 from gymgate.runs.progress_display import Log, Show, showing_progress
 from gymgate.runs.record import CollectedRollout
 from gymgate.runs.run import ignore
-from gymgate.runs.settings import policy_name
+from gymgate.runs.settings import example_note, is_example, policy_name
 from gymgate.runs.stream import Environments, Rows, open_collection, rollouts_of
 from gymgate.runs.summary import RunSummary, summary_of
 from gymgate.runs.tasks import CollectedTasks
@@ -124,6 +124,8 @@ async def evaluate_async(
     rollouts.sort(key=lambda rollout: (rollout.task, Attempt.of(rollout).order))
     collected = _by_task(rollouts, settings_of_policy)
     metrics, notes = summary_of(collected, ks)
+    if is_example(run.names) and any(row["mean_reward"] is not None for row in metrics):
+        notes.insert(0, example_note(metrics[-1]["tasks"]))
     for note in notes if progress else ():
         log(note)
     return Evaluation(

@@ -257,6 +257,15 @@ class Environment:
         """Whether `gymgate data prepare` may get one of these datasets: not all are in NVIDIA's own registry alone."""
         return any(not dataset.is_in_registry or self._has_script(dataset) for dataset in datasets)
 
+    def stated_rows(self, dataset: Dataset) -> int | None:
+        """Return how many rows a dataset has by the metrics file that NeMo Gym ships for it; `None`: it ships no figure."""
+        path = self.path.parent.parent / Path(dataset.path).with_suffix("")
+        try:
+            stated = codec.loads(path.with_name(f"{path.name}_metrics.json").read_bytes())
+            return int(stated["Number of examples"]) // (stated.get("num_repeats") or 1) or None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def _has_script(self, dataset: Dataset) -> bool:
         """Whether a `prepare.py` lies next to a dataset's directory; before installation, whether it is where most have one."""
         if not self.path.is_absolute():
