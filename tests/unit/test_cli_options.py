@@ -13,7 +13,8 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from gymgate.cli import COMMANDS, cli, main
-from gymgate.cli.run import command as run
+from gymgate.cli.output import log
+from gymgate.cli.rollout_commands import showing_run
 
 OWN_TEXT = {
     *(
@@ -117,31 +118,54 @@ def test_the_list_of_commands_fits_a_screen() -> None:
     assert all(re.search(rf"\b{name}\b", "\n".join(lines)) for name in COMMANDS["Advanced"])
 
 
-def test_help_lists_the_options_of_a_first_run_and_says_where_all_are() -> None:
+@pytest.mark.parametrize("name", ["run", "check", "rescore", "eval run"])
+def test_help_lists_the_options_of_a_first_run_and_says_where_all_are(name: str) -> None:
     short, whole = (
-        CliRunner().invoke(cli, ["run", option], prog_name="gymgate", terminal_width=80).output
+        CliRunner().invoke(cli, [*name.split(), option], prog_name="gymgate", terminal_width=80).output
         for option in ("--help", "--help-all")
     )
-    own = {parameter.opts[-1] for parameter in run.params if isinstance(parameter, click.Option)} - {
-        "--help-all"
-    }
-    shown = {name for name in own if re.search(rf"^  .*{name}\b", short, re.MULTILINE)}
-    assert len(shown) == 18
-    assert {name for name in own if re.search(rf"^  .*{name}\b", whole, re.MULTILINE)} == own
-    assert short.splitlines()[-1] == f"{len(own) - 18} more options: gymgate run --help-all"
+    parameters = dict(commands())[name].params
+    own = {parameter.opts[-1] for parameter in parameters if isinstance(parameter, click.Option)}
+    own -= {"--help-all"}
+    listed = [{*re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)} for text in (short, whole)]
+    shown = own & listed[0]
+    assert 12 < len(shown) <= 18
+    assert own <= listed[1]
+    assert f"\n{len(own - shown)} more options: gymgate {name} --help-all\n" in short
     completion = BashComplete(cli, {}, "gymgate", "_GYMGATE_COMPLETE")
-    assert own <= {item.value for item in completion.get_completions(["run"], "--")}
+    assert own <= {item.value for item in completion.get_completions(name.split(), "--")}
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "is_hidden"),
+    [
+        ("run", ["mcqa", "--retries", "x=1", "-o", "x"], True),
+        ("run", ["mcqa", "--judge", "x"], False),
+        ("eval run", ["--gym", "x"], True),
+        ("check", ["mcqa", "--rows-file", "x"], True),
+        ("check", ["mcqa", "--judge", "x"], False),
+    ],
+)
 def test_a_message_that_names_an_option_outside_of_help_says_where_it_is(
-    capsys: pytest.CaptureFixture[str],
+    name: str, arguments: list[str], is_hidden: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments, is_hidden in ((["--retries", "x=1", "-o", "x"], True), (["--judge", "x"], False)):
-        with pytest.raises(SystemExit):
-            main(["run", "mcqa", *arguments])
-        [line] = capsys.readouterr().err.splitlines()
-        assert arguments[0] in line
-        assert ("gymgate run --help-all" in line) == is_hidden
+    with pytest.raises(SystemExit):
+        main([*name.split(), *arguments])
+    [line] = capsys.readouterr().err.splitlines()
+    assert next(each for each in arguments if each.startswith("--")) in line
+    assert (f"gymgate {name} --help-all" in line) == is_hidden
+
+
+@pytest.mark.parametrize(("option", "is_hidden"), [("--agent-processes", True), ("--timeout", False)])
+def test_so_does_a_line_of_a_run(
+    option: str, is_hidden: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = dict(commands())["run"]
+    with command.make_context("run", ["mcqa"]), showing_run() as (_, progress_log):
+        for write in (log, progress_log):
+            write(f"raise {option}")
+    lines = capsys.readouterr().err.splitlines()
+    assert [("run --help-all" in line, option in line) for line in lines] == [(is_hidden, True)] * 2
 
 
 @pytest.mark.parametrize(("name", "near"), [("rnu", "run"), ("cmpare", "compare"), ("wholly-other", None)])

@@ -110,14 +110,12 @@ def test_options_of_a_directory_need_one(option: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("name", "more"), [("run", ()), ("check", ("Measurements", "Thresholds"))])
 def test_options_stand_in_groups(name: str, more: tuple[str, ...]) -> None:
-    help_text = CliRunner().invoke(cli, [name, "--help-all" if name == "run" else "--help"]).output
+    help_text = CliRunner().invoke(cli, [name, "--help-all"]).output
     titles = [line for line in help_text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     common = [*GROUPS[:5], *more, *GROUPS[7:]]
     assert common == [each for each in GROUPS if each in common]
     assert titles == [f"{each}:" for each in (*common, OTHER)]
-    assert len([line for line in help_text.partition("Other:")[2].splitlines() if line.strip()]) == (
-        2 if name == "run" else 1
-    )
+    assert len([line for line in help_text.partition("Other:")[2].splitlines() if line.strip()]) == 2
 
 
 def test_names_of_environments_are_completed() -> None:

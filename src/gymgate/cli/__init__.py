@@ -7,7 +7,6 @@ import errno
 import importlib
 import io
 import os
-import re
 import sys
 from typing import Any
 
@@ -99,7 +98,7 @@ def main(argv: list[str] | None = None) -> Any:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except GymgateError as error:
-        click.echo(f"gymgate: {error}{_on_hidden_options(str(error), argv)}", err=True)
+        click.echo(f"gymgate: {error}{_where_explained(str(error), argv)}", err=True)
         sys.exit(2 if isinstance(error, OptionError) else 1)
     except OSError as error:
         if error.errno not in _FULL_OR_TOO_LONG:
@@ -118,17 +117,16 @@ def main(argv: list[str] | None = None) -> Any:
     return result
 
 
-def _on_hidden_options(message: str, argv: list[str] | None) -> str:
-    """Return where the options that a message names are explained, if the command's `--help` leaves one of them out."""
+def _where_explained(message: str, argv: list[str] | None) -> str:
+    """Return where the options that a message names are explained, if the called command's `--help` leaves one of them out."""
     from gymgate.cli.options import GroupedCommand
 
-    name = next(iter(sys.argv[1:] if argv is None else argv), "")
-    command = cli.get_command(click.Context(cli), name)
-    if not isinstance(command, GroupedCommand):
-        return ""
-    options = [option for hidden in command.more_options() for option in hidden.opts]
-    is_named = any(re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", message) for option in options)
-    return f" (gymgate {name} --help-all explains all options)" if is_named else ""
+    command: click.Command | None = cli
+    path = "gymgate"
+    for word in sys.argv[1:] if argv is None else argv:
+        if isinstance(command, click.Group):
+            command, path = command.get_command(click.Context(command), word), f"{path} {word}"
+    return command.where_explained(message, path) if isinstance(command, GroupedCommand) else ""
 
 
 def _accept_any_stdout() -> None:

@@ -59,7 +59,16 @@ _SHOWN_ROWS = 5
 """Rows of an environment whose rewards differ that are printed."""
 
 
-@click.command("check", cls=GroupedCommand)
+SHOWN_OPTIONS = (
+    *("--all", "-b", "-m", "--judge", "--set", "--gym"),
+    *("--record", "--section", "--probe", "-v", "--json"),
+    *("--max-constant-reward", "--deterministic", "--reproducible", "--honest"),
+    *("--min-oracle-reward", "--sound", "--clean-rows"),
+)
+"""Options that `--help` lists."""
+
+
+@click.command("check", cls=GroupedCommand, shown=SHOWN_OPTIONS)
 @click.argument("environments", nargs=-1, metavar="ENV...")
 @option(
     "Environment",
@@ -140,6 +149,7 @@ _SHOWN_ROWS = 5
     "--probe",
     "probes",
     type=click.Choice(get_args(ProbeName)),
+    metavar="NAME",
 )
 @field_option("Rows", CheckRequest, "rows", "-n", "--rows")
 @repeats_option

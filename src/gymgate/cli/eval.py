@@ -63,6 +63,13 @@ FLAGS = {
     "model": "--model",
 }
 """Option -> flag of verifiers with the same value."""
+SHOWN_OPTIONS = (
+    *("--env", "--data", "-n", "-r", "-c"),
+    *("-b", "-m", "--api-key-var", "--sampling"),
+    *("--judge", "--judge-key-var", "--set", "--timeout"),
+    *("-o", "-k", "--wide", "--push", "--resume"),
+)
+"""Options that `--help` lists."""
 UNREAD = ("@", "--env.taskset", "--client", "--dry-run")
 """Beginnings of arguments that verifiers alone reads and that may change the stack or the policy."""
 
@@ -72,7 +79,13 @@ def command() -> None:
     """Evaluate through verifiers' own eval, with its traces."""
 
 
-@command.command("run", cls=GroupedCommand, epilog=EPILOG, context_settings={"ignore_unknown_options": True})
+@command.command(
+    "run",
+    cls=GroupedCommand,
+    shown=SHOWN_OPTIONS,
+    epilog=EPILOG,
+    context_settings={"ignore_unknown_options": True},
+)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[TASKSET] [VERIFIERS OPTIONS]")
 @env_option("environments", "NeMo Gym environment.", DEFAULT_ENVIRONMENT)
 @data_option

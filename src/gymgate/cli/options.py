@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -159,6 +160,12 @@ class GroupedCommand(click.Command):
         return [
             each for each in options if self.shown.isdisjoint(each.opts) and "--help-all" not in each.opts
         ]
+
+    def where_explained(self, message: str, path: str) -> str:
+        """Return where the options that a message names are explained, if `--help` leaves one of them out."""
+        options = [option for hidden in self.more_options() for option in hidden.opts]
+        is_named = any(re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", message) for option in options)
+        return f" ({path} --help-all explains all options)" if is_named else ""
 
     def groups(self, context: click.Context) -> dict[str, list[tuple[str, str]]]:
         """Return each group's options with their help texts."""

@@ -23,7 +23,14 @@ _WIDE = 100_000
 
 def log(message: str) -> None:
     """Print a message to stderr."""
-    echo(message, err=True)
+    echo(explained(message), err=True)
+
+
+def explained(message: str) -> str:
+    """Return a message, with where the options that it names are explained if the running command's `--help` has not all."""
+    context = click.get_current_context(silent=True)
+    where = getattr(context.command, "where_explained", None) if context else None
+    return f"{message}{where(message, context.command_path)}" if context and where else message
 
 
 def log_next(*steps: str) -> None:

@@ -33,8 +33,15 @@ from gymgate.runs.prepare import environment_of
 from gymgate.runs.spec import RunSpec
 from gymgate.stack.description import stack_settings
 
+SHOWN_OPTIONS = (
+    *("--judge-failed", "--env", "--judge", "--judge-key-var"),
+    *("--set", "--config", "--sandbox", "--env-var", "--gym"),
+    *("-c", "--timeout", "-o", "-k", "--wide", "--rerun-failed", "--json"),
+)
+"""Options that `--help` lists."""
 
-@click.command("rescore", cls=GroupedCommand)
+
+@click.command("rescore", cls=GroupedCommand, shown=SHOWN_OPTIONS)
 @click.argument("stored", metavar="RUN", type=click.Path(path_type=Path))
 @option("Rows", "--judge-failed", is_flag=True, help="Only rollouts with a failed judge.")
 @env_option(

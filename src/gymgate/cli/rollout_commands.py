@@ -29,7 +29,7 @@ from gymgate.cli.options import (
     parsed,
     wide_option,
 )
-from gymgate.cli.output import Log, log, log_next, print_json
+from gymgate.cli.output import Log, explained, log, log_next, print_json
 from gymgate.core.config import RolloutLimits
 from gymgate.core.errors import GymgateError
 from gymgate.results.tracking import RunTracking
@@ -126,8 +126,13 @@ class RunSummary:
 @contextlib.contextmanager
 def showing_run() -> Iterator[tuple[Show, Log]]:
     """Show the progress of a run, from before it is made."""
-    with showing_progress() as (show, progress_log), _drained_before_the_run(progress_log):
-        yield show, progress_log
+    with showing_progress() as (show, progress_log):
+
+        def log(message: str) -> None:
+            progress_log(explained(message))
+
+        with _drained_before_the_run(log):
+            yield show, log
 
 
 class RunEnd(NamedTuple):

@@ -97,7 +97,7 @@ class CheckRequest(RolloutSpec):
     sections: Annotated[tuple[SectionName, ...], AfterValidator(lambda names: tuple(sorted({*names})))] = ()
     """Sections of the record to measure; empty: all."""
     probes: Annotated[tuple[ProbeName, ...], AfterValidator(lambda names: tuple(sorted({*names})))] = ()
-    """Run only this probe, and show the rows that it flags and what was said. Repeatable. [all]"""
+    """Run only this probe, and show the rows that it flags and what was said. [all]"""
     replay: bool = True
     """Whether to replay the recordings; without it there is no verdict."""
 
