@@ -25,7 +25,21 @@ from gymgate.trl import NeMoGymSpec
 
 def main(config: dict[str, Any], resume_from_checkpoint: str | None) -> Any:
     train = train_async if "async_grpo" in config else train_in_turns
-    return train(config, resume_from_checkpoint)
+    trainer = train(config, resume_from_checkpoint)
+    trainer.save_model()
+    if trainer.is_world_process_zero():
+        print(closing_line(trainer.state.log_history, trainer.args.output_dir))
+    return trainer
+
+
+def closing_line(history: list[dict[str, Any]], directory: str) -> str:
+    """The reward at the start and at the end, and the logged steps from which nothing could be learned."""
+    steps = [each for each in history if "reward" in each]
+    flat = sum(each.get("frac_reward_zero_std") == 1 for each in steps)
+    reward = (
+        f"reward {steps[0]['reward']:.2f} -> {steps[-1]['reward']:.2f}" if steps else "no reward was logged"
+    )
+    return f"{reward}; all groups flat in {flat} of {len(steps)} logged steps; model saved in {directory}"
 
 
 def train_in_turns(config: dict[str, Any], resume_from_checkpoint: str | None) -> GRPOTrainer:

@@ -16,6 +16,7 @@ from inspect_ai.event import LoggerEvent, ModelEvent
 from inspect_ai.model import ChatMessageAssistant, ChatMessageTool
 
 import gymgate
+from gymgate.inspect import nemo_gym
 from support.inspected import INSPECT, run, samples_of, score_of, start, the_log
 from support.ledger import daemon_of
 from support.scripted import FINAL, MARK, ScriptedPolicy, until_none_is_left
@@ -37,6 +38,13 @@ def rows(path: Path) -> Path:
     broken = {key: value for key, value in good[0].items() if key != "expected_count"}
     path.write_text("".join(json.dumps(row) + "\n" for row in [*good, broken]))
     return path
+
+
+def test_a_task_has_its_environments_name_and_a_sample_the_right_answer_of_its_row() -> None:
+    task = nemo_gym(env="mcqa")
+    known = [*gymgate.open_rows("mcqa")]
+    assert task.name == "mcqa"
+    assert [sample.target for sample in task.dataset] == [row.data["expected_answer"] for row in known]
 
 
 async def test_rows_are_samples_with_gyms_rewards_and_inspects_model(
@@ -68,6 +76,7 @@ async def test_rows_are_samples_with_gyms_rewards_and_inspects_model(
     assert [score_of(by_line[line]).value for line in (1, 2)] == [1.0, 0.0]
     solved = by_line[1]
     assert str(solved.id).startswith(f"{COUNTER}/")
+    assert (log.eval.task, log.eval.task_registry_name) == (COUNTER, "gymgate/nemo_gym")
     assert score_of(solved).answer == FINAL
     assert solved.metadata["row"]["expected_count"] == 6
     assert solved.model_usage["openai-api/local/scripted"].total_tokens == 4 * 5

@@ -92,6 +92,15 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(other.stderr.splitlines()) == 2  # the first says that recorded answers are replayed
 
 
+def test_a_table_over_more_than_was_asked_for_says_so(tmp_path: Path) -> None:
+    for repeats, rollouts in (("2", "10 of 10"), ("1", "5 of 5"), ("2", "10 of 10")):
+        done = gymgate_run(SIMPLE, "-o", tmp_path / "run", "-r", repeats)
+        assert done.returncode == 0, done.stderr
+        [line] = [line for line in done.stderr.splitlines() if line.startswith(f"{tmp_path / 'run'}: ")]
+        assert rollouts in line
+        assert ("5 older" in line) == (repeats == "1")
+
+
 @pytest.mark.skipif(runtime().version != "0.7.0", reason="the earlier run is of nemo-gym 0.7.0")
 def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     """Five rows, one of which names an unknown agent; a second repeat is added."""

@@ -66,6 +66,11 @@ def test_the_reward_rises(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     state = json.loads((tmp_path / "run" / "checkpoint-40" / "trainer_state.json").read_text())
     steps = [entry for entry in state["log_history"] if "reward" in entry]
+    closing = done.stdout.splitlines()[-1]
+    assert f"{steps[0]['reward']:.2f} -> {steps[-1]['reward']:.2f}" in closing
+    assert f"flat in {sum(step['frac_reward_zero_std'] == 1 for step in steps)} of 40 " in closing
+    assert closing.endswith(str(tmp_path / "run"))
+    assert (tmp_path / "run" / "model.safetensors").is_file()
     assert mean(step["rewards/nemo_gym_reward/mean"] for step in steps[:3]) < 0.2
     assert mean(step["rewards/nemo_gym_reward/mean"] for step in steps[-5:]) > 0.8
     assert steps[-1]["nemo_gym/letter_share/prefix_misses"] == 0

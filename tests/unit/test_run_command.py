@@ -17,7 +17,7 @@ from gymgate.core.errors import ConfigError
 from gymgate.rollouts import Rollout
 from gymgate.runs import progress as progress_module
 from gymgate.runs.progress import RunProgress
-from gymgate.runs.progress_display import duration, state
+from gymgate.runs.progress_display import Lines, duration, state
 from support.collecting import add, as_collected
 
 
@@ -116,6 +116,18 @@ def test_options_stand_in_groups(name: str, more: tuple[str, ...]) -> None:
     assert common == [each for each in GROUPS if each in common]
     assert titles == [f"{each}:" for each in (*common, OTHER)]
     assert len([line for line in help_text.partition("Other:")[2].splitlines() if line.strip()]) == 2
+
+
+def test_the_first_line_comes_some_seconds_after_the_servers_are_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("gymgate.runs.progress_display.time.monotonic", lambda: now)
+    lines, progress, printed = Lines(), RunProgress(total=20), []
+    for now in (100.0, 104.0, 106.0, 107.0, 137.0):  # noqa: B007, the clock
+        lines(progress)
+        printed.append(capsys.readouterr().err)
+    assert [bool(each) for each in printed] == [False, False, True, False, True]
 
 
 def test_names_of_environments_are_completed() -> None:

@@ -82,6 +82,7 @@ def command(
 
     PATTERN is part of a name, or a glob. The needs are those of an environment's default config. They are estimated from
     its files; nothing is run. `data`: the release has no rows that run; `self-judged`: the policy is its own judge or user.
+    Your own environments are not listed: give `run`, `info` and `check` their path.
     """
     catalog = open_catalog(gym, progress=log)
     environments = catalog.agents() if kind == KINDS[AGENT_KIND] else catalog.environments(progress=log)

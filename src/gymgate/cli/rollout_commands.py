@@ -291,7 +291,9 @@ def _log_output(run: Collection, output: Path, base: Path | None) -> None:
     """Log where the rollouts are and what to do next."""
     progress = run.progress
     left = f", {progress.left} left" if progress.left else ""
-    log(f"{run.directory}: {progress.done} of {progress.total} rollouts{left}")
+    older = 0 if progress.left else progress.tasks.counts.rollouts - progress.done
+    also = f"; {older} older ones, which this command did not ask for, are in the table too" * (older > 0)
+    log(f"{run.directory}: {progress.done} of {progress.total} rollouts{left}{also}")
     if progress.attempts_failed:
         log(f"{progress.attempts_failed} failed attempts: {run.directory}/{FAILURES}")
     path = shlex.quote(str(output))

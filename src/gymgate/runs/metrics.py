@@ -77,7 +77,8 @@ def notes_on_tasks(collected: CollectedTasks) -> Iterator[str]:
             short = sum(number < most for number in numbers)
             yield (
                 f"{environment}: pass@k is shown up to k={fewest}, because {short} of {len(numbers)} tasks have fewer than "
-                f"{most} scored rollouts; -k {most} uses only the tasks that have enough"
+                f"{most} scored rollouts; -k {most} uses only the tasks that have enough. The mean is over rollouts, "
+                "pass@1 over tasks, so they differ"
             )
 
 

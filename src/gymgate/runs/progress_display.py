@@ -52,9 +52,11 @@ class Lines:
     """Prints a line after five seconds and then every thirty."""
 
     def __init__(self) -> None:
-        self._next = time.monotonic() + FIRST_LINE_S
+        self._next: float | None = None
 
     def __call__(self, progress: RunProgress) -> None:
+        if self._next is None:  # the servers are up
+            self._next = time.monotonic() + FIRST_LINE_S
         if (now := time.monotonic()) >= self._next:
             self._next = now + NEXT_LINES_S
             log(", ".join(filter(None, (f"{progress.done} of {progress.total} rollouts", state(progress)))))

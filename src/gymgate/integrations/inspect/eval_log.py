@@ -31,7 +31,7 @@ from gymgate.integrations.eval_rows import row_id
 from gymgate.integrations.failures import failure_of
 from gymgate.integrations.inspect.scorer import score_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
-from gymgate.integrations.inspect.task import conversation_of
+from gymgate.integrations.inspect.task import conversation_of, target_of
 from gymgate.results.tables import checked_table
 from gymgate.rollouts.row import input_items
 from gymgate.runs.aggregate import Runs
@@ -97,7 +97,8 @@ async def _log_of(runs: Runs) -> EvalLog:
             created=_time(max(finished, default=0.0)),
             eval_id=uuid4().hex,
             run_id=uuid4().hex,
-            task=TASK,
+            task=environments,
+            task_registry_name=TASK,
             task_id=uuid4().hex,
             task_display_name=environments,
             task_args=arguments,
@@ -161,7 +162,7 @@ async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSamp
         id=_sample_id(rollout),
         epoch=epoch,
         input=await conversation_of(params),
-        target="",
+        target=target_of(result),
         messages=messages,
         output=output,
         scores=None if failure else {SCORER: score_of(record_of(rollout), output.completion)},

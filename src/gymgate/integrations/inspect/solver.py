@@ -39,7 +39,7 @@ class _StackFirst(Hooks):  # type: ignore[misc]
     """Starts the stack of an eval before its samples' time limits begin."""
 
     async def on_task_start(self, data: TaskStart) -> None:
-        if data.spec.task == TASK:
+        if data.spec.task_registry_name == TASK:
             with contextlib.suppress(Exception):  # its samples tell
                 options = EvalOptions.model_validate(data.spec.task_args)
                 await stacks.stack_for(options.run_spec().stack, log)

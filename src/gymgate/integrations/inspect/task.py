@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inspect_ai import Task, task
@@ -18,8 +18,9 @@ from gymgate.integrations.eval_options import DEFAULT_DATA, DEFAULT_ENVIRONMENT,
 from gymgate.integrations.eval_rows import EvalRow, eval_rows, json_safe
 from gymgate.integrations.inspect.scorer import reward
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
+from gymgate.rollouts.answers import answer_of
 from gymgate.rollouts.row import input_items
-from gymgate.rollouts.transcript import transcript
+from gymgate.rollouts.transcript import text_of, transcript
 from gymgate.stack.sync import run_apart
 
 _OWN = ("dialect",)
@@ -43,7 +44,7 @@ def nemo_gym(env: str | list[str] = DEFAULT_ENVIRONMENT, data: str = DEFAULT_DAT
         dataset=MemoryDataset(run_apart(_samples(rows, chosen)), name=f"{chosen.name}: {data}"),
         solver=gym_agent(given),
         scorer=reward(),
-        display_name=chosen.name,
+        name=chosen.name,
         metadata={"nemo_gym": chosen.gym},
     )
 
@@ -70,9 +71,20 @@ async def _samples(rows: Sequence[EvalRow], chosen: EvalOptions) -> list[Sample]
         }
         messages = await conversation_of(row.data["responses_create_params"])
         samples.append(
-            Sample(id=entry.id, input=messages, metadata={ROLLOUT_KEY: rollout, "row": json_safe(row)})
+            Sample(
+                id=entry.id,
+                input=messages,
+                target=target_of(row.data),
+                metadata={ROLLOUT_KEY: rollout, "row": json_safe(row)},
+            )
         )
     return samples
+
+
+def target_of(row: Mapping[str, Any]) -> str:
+    """Return the right answer that a row, or a result that repeats it, holds; empty without one."""
+    answer = answer_of(row)
+    return "" if answer is None else text_of(answer.value)
 
 
 async def conversation_of(params: dict[str, Any]) -> list[ChatMessage]:
