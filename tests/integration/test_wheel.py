@@ -36,7 +36,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_the_wheel_has_the_packages_and_nothing_else(built: tuple[Path, Path]) -> None:
     names = zipfile.ZipFile(built[0]).namelist()
-    assert {name.split("/")[0] for name in names} == {"gymgate", "nemo_gym_env", "gymgate-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"gymgate", "nemo_gym_env", "gymgate-0.2.0.dist-info"}
     assert {"gymgate/py.typed", "nemo_gym_env/py.typed"} <= {*names}
     for release in SUPPORTED_NEMO_GYM:
         assert f"gymgate/gym/runtime/locks/nemo-gym-{release}.txt" in names
@@ -62,21 +62,21 @@ def test_the_metadata_says_what_a_user_needs_to_know(built: tuple[Path, Path]) -
     classifiers = about.get_all("Classifier") or ()
     for minor in (11, 12, 13):
         assert f"Programming Language :: Python :: 3.{minor}" in classifiers
-    assert archive.read("gymgate-0.1.0.dist-info/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
-    assert b"gymgate = gymgate._entry:main" in archive.read("gymgate-0.1.0.dist-info/entry_points.txt")
+    assert archive.read("gymgate-0.2.0.dist-info/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    assert b"gymgate = gymgate._entry:main" in archive.read("gymgate-0.2.0.dist-info/entry_points.txt")
     everything = b"".join(archive.read(name) for name in archive.namelist())
     assert str(ROOT).encode() not in everything
 
 
 def _extracted(archive: zipfile.ZipFile, directory: Path) -> Path:
     archive.extractall(directory)
-    return directory / "gymgate-0.1.0.dist-info"
+    return directory / "gymgate-0.2.0.dist-info"
 
 
 def test_the_source_distribution_makes_the_same_wheel(built: tuple[Path, Path], tmp_path: Path) -> None:
     with tarfile.open(built[1]) as archive:
         archive.extractall(tmp_path, filter="data")
-    again, _ = build(tmp_path / "gymgate-0.1.0", tmp_path / "dist")
+    again, _ = build(tmp_path / "gymgate-0.2.0", tmp_path / "dist")
     first, second = zipfile.ZipFile(built[0]), zipfile.ZipFile(again)
     assert {each.filename: each.CRC for each in first.infolist()} == {
         each.filename: each.CRC for each in second.infolist()
@@ -125,7 +125,7 @@ def test_a_fresh_installation_does_the_main_job(built: tuple[Path, Path], tmp_pa
     done = subprocess.run(
         [made / "bin" / "python", "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == [str(_module(made, minor)), "0.1.0"]
+    assert done.stdout.split() == [str(_module(made, minor)), "0.2.0"]
 
 
 def _module(made: Path, minor: int) -> Path:

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_every_export_is_there_and_typed() -> None:
     assert typed - {"annotations", "TYPE_CHECKING", "Any"} == set(gymgate.__all__) - {"__version__"}
     for name in gymgate.__all__:
         assert getattr(gymgate, name) is not None
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    package, environment = (
+        tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"]
+        for path in (".", "environments/nemo_gym_env")
+    )
+    newest = re.search(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert {package["version"], environment["version"], newest[1]} == {gymgate.__version__}
+    assert environment["dependencies"] == [f"gymgate[nemogym]>={gymgate.__version__}"]
 
 
 def test_an_unknown_attribute_is_named() -> None:
