@@ -24,7 +24,7 @@ from gymgate.quality.record.findings import (
     proofs,
     suspicions,
 )
-from gymgate.quality.record.schema import ANSWERS, CASES, Section
+from gymgate.quality.record.schema import ANSWERS, CASES, PROBE_TEXTS, Section
 from gymgate.quality.record.storage import shipped_records
 
 PROMPTS = Path(__file__).parent / "prompts.json"
@@ -473,11 +473,11 @@ def _aspects(record: CheckResult) -> Iterator[_Aspect]:
         f"Right answer: {oracle}." if solved else "",
         f"Right answer: {oracle if oracle else why('oracle')}",
     )
-    if oracle is not None and oracle.others:
-        rows = max(each.rows for each in oracle.others.values())
-        yield _Aspect(
-            ("wrong answer accepted",), f"The answer of another row earns nothing, in {rows} rows.", ""
-        )
+    answers = record.probes.answers if record.probes else {}
+    wrong = [name for name, (_, pays) in PROBE_TEXTS.items() if pays == "nothing" and name not in ANSWERS]
+    if made := sum(answers[name].rows for name in wrong if name in answers):
+        told = f"{made} wrong answers made by probes earn less than the right one."
+        yield _Aspect(("wrong answer accepted",), told, "")
     if data is not None:
         rows = sum(data.files.values())
         yield _Aspect(
@@ -540,13 +540,12 @@ def _figures(record: CheckResult) -> list[str]:
                 f"{each.full_rows}",
                 f"{each.partial_rows}",
                 f"{each.zero_rows}",
-                f"{oracle.others[name].full_rows}" if name in oracle.others else "-",
             ]
             for name, each in oracle.phrasings.items()
         ]
         asked = f"; the prompt asks for {oracle.asked_for}" if oracle.asked_for else ""
         lines += [text(f"Rows by the reward of the right answer, the field {oracle.field}{asked}:"), ""]
-        lines += table(("phrasing", "full", "part", "none", "another row's answer: full"), rows)
+        lines += table(("phrasing", "full", "part", "none"), rows)
     notes = [["note", note] for note in record.notes] + [["option", option] for option in record.options]
     return [*lines, *table(("figure", "value"), [*notes, *_plain_figures(record)])]
 

@@ -115,12 +115,23 @@ def test_a_probe_shows_each_answer_that_a_grader_wrongly_pays(tmp_path: Path) ->
         "--probe",
         "wrong answer",
     ]
-    done = subprocess.run([*command, "--sound"], capture_output=True, text=True, timeout=550, check=False)
+    artifact = tmp_path / "autoqc_artifact.json"
+    command += ["--sound", "--artifact", str(artifact)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 1, done.stderr
     assert r"row 0: '\\boxed{not Paris}' earns 1" in done.stdout
     assert "suspicion (negated)" in done.stdout
     assert "wrong answer: no flag" in done.stdout
     assert [line for line in done.stderr.splitlines() if "threshold not met: --sound: " in line]
+    written = json.loads(artifact.read_text())
+    assert (written["kind"], written["environment"], written["passed"]) == ("config", "faulty", False)
+    answers = written["metrics"]["probes"]["answers"]
+    assert {name: len(each.get("flagged", ())) for name, each in answers.items()} == {
+        "negated": 3,
+        "wrong answer": 0,
+    }
+    assert ([each["probe"] for each in written["suspicions"]], written["findings"]) == (["negated"], [])
+    assert (written["thresholds"], len(written["unmet"])) == ({"sound": True}, 1)
 
 
 def test_a_section_is_added_to_the_record_that_is_there(tmp_path: Path) -> None:

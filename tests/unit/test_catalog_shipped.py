@@ -236,6 +236,14 @@ def test_what_needs_rows_or_judges_itself_does_not_need_none(fresh: Path) -> Non
     assert {item["needs_data"] for item in kinds} == {True}
 
 
+def test_list_marks_environments_whose_graders_code_was_found_wrong() -> None:
+    by_name = {item["name"]: item for item in json.loads(run("list", "--json"))}
+    assert any("mcqa/app.py:82" in line for line in by_name["mcqa"]["wrong_rewards"])
+    assert by_name["calendar"]["wrong_rewards"] == []
+    assert "wrong rewards" in run("list", "mcqa")
+    assert "mcqa/app.py:82" in run("info", "mcqa")
+
+
 @pytest.mark.parametrize(
     ("arguments", "guess"),
     [(["maths"], "--domain math?"), (["--domain", "maths"], "--domain math?"), (["mqca"], "mcqa")],

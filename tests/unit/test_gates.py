@@ -16,7 +16,7 @@ from gymgate.cli.compare import command as compare
 from gymgate.core.errors import DataError, EnvironmentServerError
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Thresholds
-from gymgate.quality.record import deterministic, measure, oracle, probes
+from gymgate.quality.record import deterministic, measure, trials
 from gymgate.quality.record.context import Unmeasured
 from gymgate.quality.record.findings import unmet_thresholds
 from gymgate.quality.record.schema import ANSWERS
@@ -215,7 +215,7 @@ class AnswerContext:
             return failed_rollout(EnvironmentServerError("verify broke", server="s"))
         answer = policy({"model": "m", **replay.row["responses_create_params"]})
         answer = await answer if isinstance(answer, Awaitable) else answer
-        text = answer["output"][0]["content"][0]["text"]
+        text = answer["output"][0].get("content", [{"text": ""}])[0]["text"]
         reward = float(text == replay.row["answer"] and number < self._broken + self._paid)
         calls = [ModelCall(index=0, dialect="responses")]
         return Rollout(id="r", environment="e", agent="a", status="completed", reward=reward, calls=calls)
@@ -237,7 +237,7 @@ async def test_min_oracle_reward(rows: int, broken: int, paid: int, reason: str 
     record = CheckResult(
         **{"environment": "e", "kind": "config", "nemo_gym": "0.7.0", "gymgate": "0", "date": "d"},
         verdict="match",
-        oracle=await oracle.measure(context),
+        oracle=await trials.measure_right_answers(context),
     )
     lines = list(unmet_thresholds(record, Thresholds(min_oracle_reward=1.0)))
     assert len(lines) == (0 if reason is None else 1), lines
@@ -258,7 +258,7 @@ async def test_max_constant_reward(rows: int, broken: int, reason: str | None) -
     context: Any = AnswerContext(rows, broken, paid=rows)
     about = {"environment": "e", "kind": "config", "nemo_gym": "0.7.0", "gymgate": "0", "date": "d"}
     try:
-        record = CheckResult(**about, verdict="match", probes=await probes.measure(context))
+        record = CheckResult(**about, verdict="match", probes=await trials.measure(context))
     except Unmeasured as error:
         record = CheckResult(**about, verdict="match", missing={"probes": str(error)})
     lines = list(unmet_thresholds(record, Thresholds(max_constant_reward=0.0)))
@@ -273,5 +273,5 @@ async def test_a_recorded_row_without_its_answer_is_no_part_of_it() -> None:
     context.recorded = (SimpleNamespace(row=context.rows.pop(0), recording=lacking),)
     context.results = (SimpleNamespace(verdict="incomplete"),)
     context.replay_of = lambda recorded: SimpleNamespace(row=recorded.row)
-    measured = await probes.measure(context)
+    measured = await trials.measure(context)
     assert {(measured.answers[name].rows, measured.answers[name].failed) for name in ANSWERS[:3]} == {(9, 0)}

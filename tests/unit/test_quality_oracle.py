@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Thresholds
 from gymgate.quality.record.findings import problems, unmet_thresholds
-from gymgate.quality.record.oracle import (
-    Phrasing,
-    asked_for,
-    calling_policy,
-    forms_of,
-    measure,
-    policy_of,
-)
-from gymgate.quality.record.schema import Oracle
+from gymgate.quality.record.phrasings import Phrasing, asked_for, calling_policy, forms_of, policy_of
+from gymgate.quality.record.schema import Oracle, Probes
+from gymgate.quality.record.trials import measure, measure_right_answers
 from gymgate.rollouts.answers import answer_of, calls_in, oracle_rollout
 from support.graders import Scored, row, texts
 
@@ -108,7 +103,11 @@ def strict(row: dict[str, Any], text: str) -> bool:
 
 async def measured(rows: list[dict[str, Any]], pay: Any, **settings: Any) -> Oracle:
     context: Any = Scored(rows, pay, **settings)
-    return await measure(context)
+    return await measure_right_answers(context)
+
+
+async def probed(rows: list[dict[str, Any]], pay: Any) -> Probes:
+    return await measure(cast("Any", Scored(rows, pay)))
 
 
 def record(oracle: Oracle | None) -> CheckResult:
@@ -128,7 +127,6 @@ async def test_a_sound_environment_pays_what_its_prompt_asks_for_and_nothing_els
     assert (oracle.field, oracle.asked_for, oracle.rows, oracle.solved) == ("answer", r"\boxed{answer}", 2, 2)
     assert oracle.accepted == [r"\boxed{answer}"]
     assert (oracle.phrasings["answer"].zero_rows, oracle.phrasings["answer"].partial_rows) == (2, 0)
-    assert oracle.others[r"\boxed{answer}"].full_rows == 0
     assert r"\boxed{answer}" in str(oracle)
     assert "2 of 2 rows" in str(oracle)
     assert list(problems(record(oracle))) == []
@@ -156,14 +154,6 @@ async def test_a_trap_in_the_phrasing_is_a_finding() -> None:
     [line] = map(str, problems(record(oracle)))
     assert r"(\boxed{answer})" in line
     assert "another" not in line
-
-
-async def test_another_rows_answer_that_is_paid_is_a_finding() -> None:
-    oracle = await measured([FRANCE, ITALY], lambda row, text: text.startswith(r"\boxed{"))
-    assert oracle.others[r"\boxed{answer}"].full_rows == 2
-    [line] = map(str, problems(record(oracle)))
-    assert "another" in line
-    assert r"(\boxed{answer})" in line
 
 
 @pytest.mark.parametrize(
@@ -226,22 +216,37 @@ async def test_the_full_reward_is_the_highest_that_was_recorded(earned: float, s
 )
 async def test_another_rows_equal_answer_is_no_wrong_one(answers: tuple[Any, Any]) -> None:
     rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in answers]
-    oracle = await measured(rows, lambda row, text: text.startswith(r"\boxed{"))
-    assert oracle.others == {}
-    assert list(problems(record(oracle))) == []
+    probes = await probed(rows, lambda row, text: text.startswith(r"\boxed{"))
+    assert "another row's answer" in probes.missing
 
 
-async def test_answers_that_the_environment_holds_for_equal_in_both_rows_are_equal() -> None:
-    """It reads words that mean the same; each row pays the other's answer, and neither a made-up one."""
-    rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in ("car", "automobile")]
-    oracle = await measured(rows, lambda row, text: text in (r"\boxed{car}", r"\boxed{automobile}"))
-    assert (oracle.solved, oracle.others) == (2, {})
-    rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in ("car", "cartwheel")]
-    oracle = await measured(rows, lambda row, text: text.startswith(r"\boxed{" + row["answer"][:3]))
-    assert oracle.others == {}, "a prefix tells nothing where both have it"
-    rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in ("car", "carts")]
-    oracle = await measured(rows, lambda row, text: text.startswith(r"\boxed{" + row["answer"]))
-    assert oracle.others[r"\boxed{answer}"].full_rows == 1
+@pytest.mark.parametrize(
+    ("answers", "paid", "flags"),
+    [
+        (("car", "automobile"), lambda row, said: said in ("car", "automobile"), None),
+        (("car", "cartwheel"), lambda row, said: said.startswith(row["answer"][:3]), None),
+        (("car", "carts"), lambda row, said: said.startswith(row["answer"]), 1),
+        (("Paris", "Rome"), lambda row, said: said == row["answer"], 0),
+    ],
+    ids=["words that mean the same", "a prefix that both have", "a prefix of one", "no defect"],
+)
+async def test_answers_that_the_environment_holds_for_equal_in_both_rows_are_equal(
+    answers: tuple[str, str], paid: Any, flags: int | None
+) -> None:
+    rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in answers]
+    probes = await probed(
+        rows, lambda row, text: paid(row, (re.findall(r"\\boxed\{(.*)\}$", text) or [""])[0])
+    )
+    given = probes.answers.get("another row's answer")
+    assert (None if given is None else len(given.flagged)) == flags
+
+
+async def test_other_calls_that_are_paid_are_flagged() -> None:
+    rows = [row(ground_truth=[{**CALL, "name": name}]) for name in ("send", "stop")]
+    any_call = await probed(rows, lambda row, text: text in ("send", "stop"))
+    assert len(any_call.answers["another row's answer"].flagged) == 2
+    own_call = await probed(rows, lambda row, text: text == row["ground_truth"][0]["name"])
+    assert own_call.answers["another row's answer"].flagged == ()
 
 
 async def test_an_alternative_of_a_list_is_a_right_answer() -> None:
@@ -249,8 +254,7 @@ async def test_an_alternative_of_a_list_is_a_right_answer() -> None:
     oracle = await measured(
         rows, lambda row, text: text in [rf"\boxed{{{answer}}}" for answer in row["answer"]]
     )
-    assert (oracle.solved, oracle.accepted, oracle.others) == (2, [r"\boxed{item}"], oracle.others)
-    assert oracle.others[r"\boxed{item}"].full_rows == 0
+    assert (oracle.solved, oracle.accepted) == (2, [r"\boxed{item}"])
     assert list(problems(record(oracle))) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Thresholds
 from gymgate.quality.record import findings as findings_module
-from gymgate.quality.record import oracle, probes
+from gymgate.quality.record import probes, trials
 from gymgate.quality.record.findings import Proof, findings, problems, suspicions, unmet_thresholds
 from gymgate.quality.record.schema import OF_ORACLE, PROBE_TEXTS, WITHOUT_ANSWER, ProbeName
 from support.graders import CLEAN, LETTERS, PLANTED, TOWNS, Grader, Row, Scored, honest, row
@@ -20,8 +20,8 @@ async def checked(rows: list[Row], grader: Grader, *names: str) -> CheckResult:
     context: Any = Scored(rows, grader)
     context.request.probes = names
     about = {"environment": "e", "kind": "config", "nemo_gym": "0.7.0", "gymgate": "0", "date": "d"}
-    right = await oracle.measure(context)
-    return CheckResult(**about, verdict="match", oracle=right, probes=await probes.measure(context))
+    right = await trials.measure_right_answers(context)
+    return CheckResult(**about, verdict="match", oracle=right, probes=await trials.measure(context))
 
 
 def flagged(record: CheckResult) -> set[str]:

@@ -40,8 +40,10 @@ from gymgate.cli.options import (
     set_option,
 )
 from gymgate.cli.output import echo, log, log_next, print_json
+from gymgate.core import codec
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, GymgateError
+from gymgate.core.files import replacing
 from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
 from gymgate.gym.runtime import open_catalog
 from gymgate.quality.diagnosis import refuse_sandbox
@@ -156,6 +158,14 @@ SHOWN_OPTIONS = (
 @add_options(
     tuple(field_option("Thresholds", Thresholds, name, metavar="REWARD") for name in Thresholds.model_fields)
 )
+@option(
+    "Output",
+    "--artifact",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write what was evaluated, what was skipped and why, metrics, findings and unmet thresholds of one environment, e.g. "
+    "to autoqc_artifact.json.",
+)
 @add_options(ENDPOINT_OPTIONS)
 @json_option
 @click.pass_context
@@ -165,6 +175,7 @@ def command(
     logs: Path | None,
     verbose: bool,
     records: Path | None,
+    artifact: Path | None,
     rows_only: bool,
     rows_files: Sequence[Path],
     jobs: int,
@@ -182,12 +193,14 @@ def command(
     with 1 if a threshold is not met.
     """
     _refuse_misfits(context)
-    for path in filter(None, (logs and logs / "server.log", records and records / "record.json")):
+    for path in filter(None, (logs and logs / "server.log", records and records / "record.json", artifact)):
         writable_path(path)
     if logs is None and verbose:
         logs = Path(context.with_resource(TemporaryDirectory(prefix="gymgate-check-")))
     requests = _requests(context, logs)
-    shown = _Shown(Thresholds(**option_fields(context)[Thresholds]), as_json=as_json, verbose=verbose)
+    thresholds = Thresholds(**option_fields(context)[Thresholds])
+    of_probes = requests[0].sections if context.params["probes"] else ("oracle", "probes")
+    shown = _Shown(thresholds, of_probes, as_json=as_json, verbose=verbose)
     error = None
     if rows_only:
         results = _read_rows(requests, records, rows_files, shown)
@@ -197,6 +210,8 @@ def command(
         print_json(results)
     elif not rows_only:
         _print_summary(results)
+    if artifact is not None and results:
+        _write_artifact(artifact, requests[0], results[0], shown)
     if error is not None:
         raise error
     if not as_json and len(results) == 1 and results[0].verdict == "match":
@@ -216,6 +231,7 @@ def _refuse_misfits(context: click.Context) -> None:
         (values["config"] and not is_one, "--config is for one environment; name exactly one"),
         (values["rows"] and not has_model, "-n is for the rows of a model; give its endpoint with -b"),
         (values["repeats"] > 1 and not has_model, "-r is for the rows of a model; give its endpoint with -b"),
+        (values["artifact"] and not is_one, "--artifact is of one environment; name exactly one"),
         (rows_only and has_model, "--rows-only runs no row; leave -b out"),
         (
             values["probes"] and (sections or values["records"] or has_model or rows_only),
@@ -255,7 +271,9 @@ def _requests(context: click.Context, logs: Path | None) -> list[CheckRequest]:
             ask_judges(stack.get("models", {}), values["wait_for_policy"] or 0, log)
         )
     is_measured = bool(
-        values["records"] or policy or values["sections"] or values["probes"] or fields[Thresholds]
+        any(values[name] for name in ("records", "artifact", "sections", "probes"))
+        or policy
+        or fields[Thresholds]
     )
     settings = {
         **fields[CheckRequest],
@@ -304,6 +322,8 @@ class _Shown:
     """How results are shown, and what they lack."""
 
     thresholds: Thresholds
+    of_probes: Sequence[str]
+    """Sections that the probes that are run belong to."""
     as_json: bool
     verbose: bool
     unmet: list[str] = field(default_factory=list)
@@ -315,7 +335,7 @@ class _Shown:
 
         if not self.as_json:
             show(result)
-        for line in unmet_thresholds(result, self.thresholds):
+        for line in unmet_thresholds(result, self.thresholds, self.of_probes):
             log(f"{result.environment}: threshold not met: {line}")
             self.unmet.append(line)
 
@@ -399,6 +419,18 @@ def _read_rows(
             save_record(path, result)
         shown.add(result, show)
     return results
+
+
+def _write_artifact(path: Path, request: CheckRequest, result: CheckResult, shown: _Shown) -> None:
+    from gymgate.quality.record.artifact import artifact
+
+    environment = open_catalog(request.stack.runtime, progress=log).find(
+        request.name, request.environment.config
+    )
+    with replacing(path) as file:
+        file.write(
+            codec.dumps(artifact(result, environment, shown.thresholds, shown.unmet), indent=True) + b"\n"
+        )
 
 
 def _print_probes(result: CheckResult, probes: Sequence[ProbeName]) -> None:

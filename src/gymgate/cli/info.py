@@ -149,7 +149,7 @@ def _record(record: CheckResult) -> None:
         echo(f"  rows: {record.data}")
     for finding in findings(record):
         if finding.kind != "reward differs":  # the verdict says so
-            echo(f"  finding: {finding}")
+            echo(f"  {finding.label if finding.proof else 'finding'}: {finding}")
     for what, why in record.missing.items():
         echo(f"  not measured: {what} ({why})")
 

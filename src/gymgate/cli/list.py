@@ -45,6 +45,8 @@ class ListedEnvironment:
     """Whether the policy's own model is its judge or user."""
     runs_code: bool
     """Whether it is known to run model-written code with your rights, without a sandbox."""
+    wrong_rewards: Sequence[str]
+    """What was read in its grader's code that makes a reward wrong: file, line, reason."""
     data: Sequence[str]
     """Packaged files of rows."""
     recordings: Sequence[str]
@@ -81,7 +83,8 @@ def command(
     """List environments and what each needs.
 
     PATTERN is part of a name, or a glob. The needs are those of an environment's default config. They are estimated from
-    its files; nothing is run. `data`: the release has no rows that run; `self-judged`: the policy is its own judge or user.
+    its files; nothing is run. `data`: the release has no rows that run; `self-judged`: the policy is its own judge or user;
+    `wrong rewards`: its grader's code pays a wrong answer or rejects a right one; `gymgate info` says which.
     Your own environments are not listed: give `run`, `info` and `check` their path.
     """
     catalog = open_catalog(gym, progress=log)
@@ -96,14 +99,14 @@ def command(
     ]
     names = short_names(environments)
     if as_json:
-        print_json([summary(item, names) for item in shown])
+        print_json([summary(item, names, catalog.version) for item in shown])
         return
     if not shown:
         guess = _guess(environments, pattern, domain)
         log(f"none of the {len(environments)} environments of nemo-gym {catalog.version} matches{guess}")
         return
     header = ("environment", "kind", "domain", "agents", "data", "needs")
-    print_table(header, (_row(item, names) for item in shown))
+    print_table(header, (_row(item, names, catalog.version) for item in shown))
 
 
 def _guess(environments: Sequence[Environment], pattern: str | None, domain: str | None) -> str:
@@ -148,7 +151,7 @@ def short_names(environments: Iterable[Environment]) -> dict[str, str]:
     return {item.known_as: short.get(item.known_as, item.known_as) for item in environments}
 
 
-def summary(environment: Environment, names: dict[str, str]) -> ListedEnvironment:
+def summary(environment: Environment, names: dict[str, str], release: str) -> ListedEnvironment:
     """Return an environment as `--json` shows it."""
     config = environment.config()
     return ListedEnvironment(
@@ -164,20 +167,35 @@ def summary(environment: Environment, names: dict[str, str]) -> ListedEnvironmen
         needs_data=environment.needs_data,
         is_self_judged=config.is_self_judged,
         runs_code=config.runs_code,
+        wrong_rewards=_wrong_rewards(environment, release),
         data=[file.name for file in environment.data if file.kind == "rows"],
         recordings=[file.name for file in environment.recordings()],
     )
 
 
-def _row(environment: Environment, names: dict[str, str]) -> tuple[str, ...]:
+def _wrong_rewards(environment: Environment, release: str) -> list[str]:
+    from gymgate.quality.record.findings import proofs
+
+    known = [
+        each for each in proofs() if (each.environment, each.nemo_gym) == (environment.known_as, release)
+    ]
+    return [f"{each.file}:{each.line}: {each.reason}" for each in known]
+
+
+def _row(environment: Environment, names: dict[str, str], release: str) -> tuple[str, ...]:
     config = environment.config()
+    marks = {
+        "runs model-written code": config.runs_code,
+        "wrong rewards": _wrong_rewards(environment, release),
+    }
+    marked = ", ".join(mark for mark, holds in marks.items() if holds)
     return (
         names[environment.known_as],
         KINDS[environment.kind],
         environment.domain or "-",
         _agents(config),
         _default_data(environment),
-        f"{', '.join(need_kinds(environment)) or 'none'}{' (runs model-written code)' * config.runs_code}",
+        f"{', '.join(need_kinds(environment)) or 'none'}{f' ({marked})' if marked else ''}",
     )
 
 

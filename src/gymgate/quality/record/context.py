@@ -28,7 +28,7 @@ from gymgate.stack import Stack
 from gymgate.stack.workers import workers_of
 
 if TYPE_CHECKING:
-    from gymgate.quality.record.oracle import RowTrial
+    from gymgate.quality.record.probes import Subject
 
 MAX_REPLAYS = 20
 """Rollouts that are run again and again, at most."""
@@ -79,7 +79,7 @@ class MeasurementContext:
     """Whether that was a made-up policy."""
     oracle: Oracle | None = None
     """What right answers earn, once that was measured."""
-    trials: Sequence[RowTrial] = ()
+    trials: Sequence[Subject] = ()
     """The rows whose right answers were tried."""
     _names: Any = field(default_factory=itertools.count)
 

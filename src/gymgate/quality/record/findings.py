@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Literal, NamedTuple, TypeVar
 
@@ -254,10 +254,6 @@ def oracle_findings(record: CheckResult) -> Iterator[Finding]:
             f"{oracle.accepted[0]} it does",
             "right answer",
         )
-    for name, rewards in oracle.others.items():
-        if rewards.full_rows:
-            text = f"another row's answer ({name}) earns the full reward in {rewards.full_rows} of {rewards.rows} rows"
-            yield Finding("wrong answer accepted", text, "another row's answer")
 
 
 def flagged_probes(record: CheckResult) -> Iterator[Finding]:
@@ -266,21 +262,15 @@ def flagged_probes(record: CheckResult) -> Iterator[Finding]:
         if not rewards.flagged:
             continue
         text, pays = PROBE_TEXTS[name]
-        count = f"in {len(rewards.flagged)} of {rewards.rows} rows"
         first = rewards.flagged[0]
-        example = f"{first.row}: {first.answer!r} earns {first.reward:g}"
-        if pays == "nothing":
-            yield Finding(
-                "wrong answer accepted",
-                f"{text} earns the full reward {count}; {example}",
-                name,
-            )
-        else:
-            yield Finding(
-                "right answer rejected",
-                f"{text} earns less than the right answer {count}; {example}",
-                name,
-            )
+        kind: FindingKind = "wrong answer accepted" if pays == "nothing" else "right answer rejected"
+        earns = "the full reward" if pays == "nothing" else "less than the right answer"
+        yield Finding(
+            kind,
+            f"{text} earns {earns} in {len(rewards.flagged)} of {rewards.rows} rows; {first.row}: {first.answer!r} earns "
+            f"{first.reward:g}",
+            name,
+        )
 
 
 def row_findings(record: CheckResult) -> Iterator[Finding]:
@@ -300,48 +290,46 @@ def row_findings(record: CheckResult) -> Iterator[Finding]:
         yield Finding("row in two splits", f"rows in several splits: {data.shared}: {groups}")
 
 
-def unmet_thresholds(record: CheckResult, thresholds: Thresholds) -> Iterator[str]:
-    """Every threshold that the record does not meet. What could not be measured meets none."""
-    why = record.missing.get
-    everything = why("all", "")
+def unmet_thresholds(
+    record: CheckResult, thresholds: Thresholds, of_probes: Sequence[str] = ("oracle", "probes")
+) -> Iterator[str]:
+    """Every threshold that the record does not meet. What could not be measured meets none.
+
+    `of_probes`: the sections that the probes that were run belong to.
+    """
+    again, probes, failures, oracle = record.deterministic, record.probes, record.failures, record.oracle
+
+    def lacking(option: str, section: str, reason: str = "") -> Iterator[str]:
+        """Why a section has no figure; nothing if it has."""
+        if getattr(record, section) is None:
+            reason = record.missing.get(section, record.missing.get("all", "")) or reason
+        if reason or getattr(record, section) is None:
+            yield f"{option}: not measured: {reason}"
+
     if thresholds.reproducible and record.verdict != "match":
         yield f"--reproducible: {record.verdict}: {record.detail}"
     if thresholds.deterministic:
-        if record.deterministic is None:
-            yield f"--deterministic: not measured: {why('deterministic', everything)}"
-        elif not record.deterministic.scored:
-            yield "--deterministic: not measured: no scoring gives a reward"
+        is_unscored = again is not None and not again.scored
+        yield from lacking("--deterministic", "deterministic", "no scoring gives a reward" * is_unscored)
         yield from (f"--deterministic: {finding}" for finding in changed_rewards(record))
     if (limit := thresholds.max_constant_reward) is not None:
-        if record.probes is None:
-            yield f"--max-constant-reward: not measured: {why('probes', everything)}"
-        elif lacking := _unmeasured_answers(record.probes):
-            yield f"--max-constant-reward: not measured: {lacking}"
+        yield from lacking("--max-constant-reward", "probes", _unmeasured_answers(probes) if probes else "")
         yield from (f"--max-constant-reward {limit:g}: {finding}" for finding in free_rewards(record, limit))
     if thresholds.honest:
-        if record.failures is None:
-            yield f"--honest: not measured: {why('failures', everything)}"
-        elif not record.failures.cases:
-            yield f"--honest: not measured: {next(iter(record.failures.missing.values()), '')}"
+        if failures is not None and not failures.cases:
+            yield f"--honest: not measured: {next(iter(failures.missing.values()), '')}"
+        yield from lacking("--honest", "failures")
         yield from (f"--honest: {finding}" for finding in scored_failures(record))
     if (low := thresholds.min_oracle_reward) is not None:
-        if record.oracle is None:
-            yield f"--min-oracle-reward: not measured: {why('oracle', everything)}"
-        elif record.oracle.reward is None:
-            yield f"--min-oracle-reward: not measured: {record.oracle.reason}"
-        elif unscored := record.oracle.missing.get("reward"):
-            yield f"--min-oracle-reward: not measured: {unscored}"
-        elif record.oracle.reward < low:
-            rows = ", ".join(record.oracle.unsolved)
-            yield f"--min-oracle-reward {low:g}: the right answer earns {record.oracle.reward:.3g} on average; not full: {rows}"
+        why = (oracle.reason or oracle.missing.get("reward", "")) if oracle else ""
+        yield from lacking("--min-oracle-reward", "oracle", why)
+        if oracle is not None and not why and oracle.reward is not None and oracle.reward < low:
+            rows = ", ".join(oracle.unsolved)
+            yield f"--min-oracle-reward {low:g}: the right answer earns {oracle.reward:.3g} on average; not full: {rows}"
     if thresholds.sound:
-        for name in ("oracle", "probes"):
-            if getattr(record, name) is None:
-                yield f"--sound: not measured: {why(name, everything)}"
-        if record.oracle is not None and record.oracle.reason is not None:
-            yield f"--sound: not measured: {record.oracle.reason}"
+        for name in of_probes:
+            yield from lacking("--sound", name, (oracle.reason or "") if oracle and name == "oracle" else "")
         yield from (f"--sound: {each}" for each in (*oracle_findings(record), *flagged_probes(record)))
     if thresholds.clean_rows:
-        if record.data is None:
-            yield f"--clean-rows: not measured: {why('data', everything) or 'its rows were not read'}"
+        yield from lacking("--clean-rows", "data", "" if record.data else "its rows were not read")
         yield from (f"--clean-rows: {finding}" for finding in row_findings(record))

@@ -14,10 +14,9 @@ from gymgate.quality.record import (
     deterministic,
     failure_cases,
     model_rewards,
-    oracle,
     overhead,
-    probes,
     shape,
+    trials,
 )
 from gymgate.quality.record.context import MeasurementContext, Unmeasured
 from gymgate.quality.record.schema import Section
@@ -29,8 +28,8 @@ MEASUREMENTS: Mapping[SectionName, Measurement] = {
     "shape": shape.measure,
     "deterministic": deterministic.measure,
     "cost": overhead.measure,
-    "oracle": oracle.measure,
-    "probes": probes.measure,
+    "oracle": trials.measure_right_answers,
+    "probes": trials.measure,
     "policy": model_rewards.measure,
     "failures": failure_cases.measure,  # last: it may leave a server dead
 }

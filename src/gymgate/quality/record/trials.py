@@ -1,0 +1,315 @@
+"""Trials: rows are run with their right answer in several phrasings, then with the answers of the probes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from gymgate.gateway.backends.base import PolicyCallable
+from gymgate.gateway.replay.conversation import blocks_of
+from gymgate.quality.model import same_reward
+from gymgate.quality.record.context import MeasurementContext, ReplayCase, Unmeasured, constant_policy
+from gymgate.quality.record.phrasings import PHRASINGS, Phrasing, policy_of, texts_of
+from gymgate.quality.record.probes import PROBES, Probe, Said, Subject, prompt_of, wrong_answers
+from gymgate.quality.record.schema import (
+    PROBE_TEXTS,
+    FlaggedRow,
+    Oracle,
+    OracleReason,
+    PhrasingRewards,
+    ProbeName,
+    ProbeRewards,
+    Probes,
+)
+from gymgate.quality.record.scoring import Scorer
+from gymgate.quality.recordings import RecordedRow, RowData
+from gymgate.quality.reward_trial import cohort_size
+from gymgate.rollouts.answers import NESTED_FIELDS, answer_of
+
+ROWS = 10
+SOLVED_ROWS = 5
+"""Rows whose right answer earns the full reward that answers are made of."""
+REPEATS = 3
+"""Times that the best answer of a row is scored again."""
+SHOWN = 300
+_ANY_WRONG: tuple[ProbeName, ...] = ("another row's answer", "wrong answer", "made-up answer")
+_PROGRAMS = frozenset({
+    "patch", "test_patch", "unit_tests", "tests", "test", "test_cases", "sub_steps", "sql", "gt_sql", "gold_sql",
+    "formal_statement", "entry_point", "code_template", "schema_str",
+})  # fmt: skip
+"""Fields of rows whose answer is a program, a patch or a document that the environment runs or parses."""
+_JUDGED = frozenset({"rubric", "criteria", "baseline_answer", "reference_response", "reference_solution"})
+
+
+async def measure_right_answers(context: MeasurementContext) -> Oracle:
+    """Measure what right answers earn, and keep the rows that were tried for the probes."""
+    context.trials = ()
+    context.oracle = await _right_answers(context)
+    return context.oracle
+
+
+async def _right_answers(context: MeasurementContext) -> Oracle:
+    """Run up to `ROWS` rows with their right answer in every phrasing."""
+    if cohort_size(context.config) > 1:
+        return Oracle(reason="scored against siblings")
+    rows = [(f"row {n}", row, answer) for n, row in enumerate(context.rows) if (answer := answer_of(row))]
+    if not rows:
+        return Oracle(reason=_why_unanswered(context))
+    subjects = [Subject(ReplayCase(name, row, _empty)) for name, row, _ in rows[:ROWS]]
+    answer_field = Counter(answer.field for _, _, answer in rows[:ROWS]).most_common(1)[0][0]
+    scorer = Scorer(context)
+
+    async def score(subject: Subject, phrasing: Phrasing) -> float | None:
+        return await scorer.score(subject.case, policy_of(phrasing, subject.forms))
+
+    async def try_phrasings(subject: Subject, phrasings: Iterable[Phrasing]) -> None:
+        untried = [each for each in phrasings if each.form in subject.forms and each not in subject.rewards]
+        rewards = await asyncio.gather(*(score(subject, each) for each in untried))
+        subject.rewards |= {each: r for each, r in zip(untried, rewards, strict=True) if r is not None}
+
+    await asyncio.gather(*(try_phrasings(each, (*each.requested, *PHRASINGS)) for each in subjects))
+    if not scorer.counted:
+        if scorer.judge_problem:
+            return Oracle(reason="needs a judge", field=answer_field)
+        return Oracle(reason="other", detail=scorer.first_error[:300], field=answer_field)
+    scored = [each for each in subjects if each.rewards]
+    for _ in range(REPEATS):
+        best = [score(each, max(each.rewards, key=each.rewards.__getitem__)) for each in scored]
+        for subject, reward in zip(scored, await asyncio.gather(*best), strict=True):
+            subject.repeats += [] if reward is None else [reward]
+    unsteady = [each for each in subjects if not each.is_steady]
+    if 4 * len(unsteady) > len(subjects):
+        rewards = ", ".join(f"{reward:g}" for reward in (unsteady[0].best or 0.0, *unsteady[0].repeats))
+        detail = f"{unsteady[0].name}: {rewards}"
+        return Oracle(reason="rewards change", detail=detail, field=answer_field)
+    context.trials = subjects = [each for each in subjects if each.is_steady]
+    full = max([1.0, *(row.recording.reward or 0.0 for row in context.recorded)])
+    rewarded = (pair for each in subjects for pair in each.rewards.items())
+    accepted = list(dict.fromkeys(phrasing for phrasing, reward in rewarded if reward >= full))
+    await asyncio.gather(*(try_phrasings(each, accepted) for each in subjects))
+    unsolved = [each for each in subjects if not each.is_solved(full)]
+    missing = {}
+    if unscored := [each.name for each in subjects if each.best is None]:
+        missing["reward"] = f"no reward in any phrasing for {', '.join(unscored)}"
+    if unsteady:
+        missing["rows"] = f"rewards change for {', '.join(each.name for each in unsteady)}"
+    names = dict.fromkeys(phrasing for each in subjects for phrasing in each.rewards)
+    return Oracle(
+        field=answer_field,
+        asked_for=_most_requested(subjects, accepted),
+        rows=len(subjects),
+        solved=len(subjects) - len(unsolved),
+        full=full,
+        reward=statistics.fmean(each.best for each in subjects if each.best is not None),
+        phrasings={
+            phrasing.name: _count(
+                [each.rewards[phrasing] for each in subjects if phrasing in each.rewards], full
+            )
+            for phrasing in names
+        },
+        unsolved=tuple(each.name for each in unsolved),
+        suspect=tuple(each.name for each in _suspect(subjects, full)),
+        missing=missing,
+    )
+
+
+def _suspect(subjects: Sequence[Subject], full: float) -> list[Subject]:
+    """Return the unsolved rows, fewer than half, that ask for the same as a solved one."""
+    solved = {each.requested for each in subjects if each.is_solved(full)}
+    unsolved = [each for each in subjects if not each.is_solved(full)]
+    return [each for each in unsolved if each.requested in solved and 2 * len(unsolved) < len(subjects)]
+
+
+def _most_requested(subjects: Sequence[Subject], accepted: Sequence[Phrasing]) -> str:
+    """Return the phrasing that most prompts ask for; of its forms the accepted one, else the first."""
+    sayable = [[asked for asked in each.requested if asked.form in each.forms] for each in subjects]
+    chosen = [next((each for each in row if each in accepted), row[0]).name for row in sayable if row]
+    return Counter(chosen).most_common(1)[0][0] if chosen else ""
+
+
+def _count(rewards: Sequence[float], full: float) -> PhrasingRewards:
+    return PhrasingRewards(
+        rows=len(rewards),
+        full_rows=sum(reward >= full for reward in rewards),
+        partial_rows=sum(0 < reward < full for reward in rewards),
+        zero_rows=sum(reward <= 0 for reward in rewards),
+        mean=statistics.fmean(rewards),
+    )
+
+
+def _fields(row: RowData) -> set[str]:
+    """The names of its fields, nested ones included."""
+    return {name for each in (row, *map(row.get, NESTED_FIELDS)) if isinstance(each, dict) for name in each}
+
+
+def _why_unanswered(context: MeasurementContext) -> OracleReason:
+    fields = {name for row in context.rows[:1] for name in _fields(row)}
+    if fields & _PROGRAMS:
+        return "answer is a program or patch"
+    return "needs a judge" if fields & _JUDGED or context.config.judges else "no answer in the rows"
+
+
+async def measure(context: MeasurementContext) -> Probes:
+    """Give every probe's answers to up to `ROWS` rows, or up to `SOLVED_ROWS` with a right answer.
+
+    A flagged answer is scored once more. What else a row pays says nothing if it pays a wrong answer, or a made-up one.
+    """
+    context.refuse_cohorts()
+    names = context.request.probes
+    selected = [probe for probe in PROBES if not names or probe.name in names]
+    asking = [
+        Subject(ReplayCase(f"row {n}", row, _empty))
+        for n, row in enumerate(context.rows)
+        if _fields(row) & _PROGRAMS and answer_of(row) is None
+    ]
+    subjects = {"row": list(_rows(context)), "program": asking[:ROWS], "solved row": list[Subject]()}
+    why = {"row": "it has no rows", "program": "no row asks for a program", "solved row": ""}
+    if not subjects["row"]:
+        raise Unmeasured(why["row"])
+    if any(probe.of == "solved row" for probe in selected):
+        measured = context.oracle or await measure_right_answers(context)
+        solved = [each for each in context.trials if each.is_solved(measured.full)][:SOLVED_ROWS]
+        for each in solved:
+            await _prepare(context, each, measured.full)
+        subjects["solved row"] = solved
+        why["solved row"] = str(measured.reason or "no right answer earns the full reward")
+    full = context.oracle.full if context.oracle else 1.0
+    answers: dict[ProbeName, ProbeRewards] = {}
+    missing: dict[str, str] = {}
+    for probe in selected:
+        outcome = await _probe(context, probe, subjects[probe.of], full)
+        if isinstance(outcome, ProbeRewards):
+            answers[probe.name] = outcome
+        else:
+            missing[probe.name] = outcome or why[probe.of]
+    blind = {each.row for name in _ANY_WRONG if name in answers for each in answers[name].flagged}
+    for name, rewards in answers.items():  # rows that pay any answer say nothing more
+        if name not in _ANY_WRONG and PROBE_TEXTS[name][1] == "nothing":
+            flagged = tuple(each for each in rewards.flagged if each.row not in blind)
+            answers[name] = rewards.model_copy(update={"flagged": flagged})
+    recorded = [row.recording.reward for row in context.recorded if row.recording.reward is not None]
+    return Probes(
+        recorded_mean=statistics.fmean(recorded) if recorded else None, answers=answers, missing=missing
+    )
+
+
+async def _probe(
+    context: MeasurementContext, probe: Probe, subjects: Sequence[Subject], full: float
+) -> ProbeRewards | str:
+    """The rewards of one probe; why there are none, empty if it makes no answer of these rows."""
+    scorer = Scorer(context)
+    made = [(subject, answers) for subject in subjects if (answers := probe.answers(subject))]
+    if not made:
+        return "its rows have no such answer" if subjects else ""
+
+    async def score(subject: Subject, answers: Sequence[Said]) -> list[float | None]:
+        return await asyncio.gather(*(scorer.score(subject.case, subject.policy(each)) for each in answers))
+
+    by_row = await asyncio.gather(*(score(*each) for each in made))
+    if scorer.judge_problem:
+        return scorer.judge_problem
+    counted = [reward for rewards in by_row for reward in rewards if reward is not None]
+    if not counted:
+        return scorer.problem
+    pays_nothing = PROBE_TEXTS[probe.name][1] == "nothing"
+    flagged = []
+    for (subject, answers), rewards in zip(made, by_row, strict=True):
+        given = [reward for reward in rewards if reward is not None]
+        is_flag = len(given) == len(rewards) and all((reward >= full) == pays_nothing for reward in given)
+        if probe.of != "row" and is_flag:
+            again = await score(subject, answers)
+            if all(two is not None and same_reward(one, two) for one, two in zip(given, again, strict=True)):
+                said = answers[0] if isinstance(answers[0], str) else _described(probe, answers[0])
+                flagged.append(FlaggedRow(row=subject.name, answer=said[:SHOWN], reward=given[0]))
+    return ProbeRewards(
+        rows=sum(any(reward is not None for reward in rewards) for rewards in by_row),
+        failed=sum(all(reward is None for reward in rewards) for rewards in by_row),
+        mean=statistics.fmean(counted),
+        highest=max(counted),
+        above_zero=sum(any((reward or 0) > 0 for reward in rewards) for rewards in by_row),
+        flagged=tuple(flagged),
+    )
+
+
+def _described(probe: Probe, answer: Said) -> str:
+    if isinstance(answer, tuple):
+        return "; ".join(f"{call['name']}({call['arguments']})" for call in answer)
+    return PROBE_TEXTS[probe.name][0]
+
+
+def _rows(context: MeasurementContext) -> Iterator[Subject]:
+    """The recorded rows, each once, then packaged ones: up to `ROWS`.
+
+    A recorded row that lacks what scoring needs is left out: without a reward it would say nothing of the environment.
+    """
+    seen: list[Any] = []
+    verdicts = (result.verdict for result in context.results)
+    recorded = [
+        context.replay_of(each)
+        for each, verdict in itertools.zip_longest(context.recorded, verdicts)
+        if verdict != "incomplete" and each.recording.turns
+    ]
+    packaged = [ReplayCase(f"row {number}", row, _empty) for number, row in enumerate(context.rows)]
+    for case in (*recorded, *packaged):
+        if case.row not in seen and len(seen) < ROWS:
+            seen.append(case.row)
+            yield Subject(case, _best_answer(case.row, context.recorded))
+
+
+def _empty() -> PolicyCallable:
+    return constant_policy("")
+
+
+def _best_answer(row: Any, recorded: Sequence[RecordedRow]) -> str:
+    """The best recorded answer to another prompt."""
+    prompt = prompt_of(row["responses_create_params"])
+    others = [
+        (each.recording.reward or 0.0, text)
+        for each in recorded
+        if (each.recording.reward or 0) > 0
+        and prompt_of(each.row["responses_create_params"]) != prompt
+        and (text := last_message(each))
+    ]
+    return max(others, key=lambda pair: pair[0])[1] if others else ""
+
+
+async def _prepare(context: MeasurementContext, subject: Subject, full: float) -> None:
+    """Give a solved row its phrasing, the answer of another row, and wrong answers: of the same kind, else of other rows.
+
+    Another row's answer may be an equal one in other words. It is left out if that row pays the right answer of this one.
+    """
+    subject.phrasing = next(each for each, reward in subject.rewards.items() if reward >= full)
+    form, said = subject.phrasing.form, texts_of(subject.forms)
+    others = {
+        str(each.forms[form]): each
+        for each in context.trials
+        if form in each.forms and not (said <= texts_of(each.forms) or texts_of(each.forms) <= said)
+    }
+    if not subject.right:
+        subject.other = next((each.forms[form] for each in others.values()), "")
+        return
+    scorer = Scorer(context)
+    policy = constant_policy(subject.say(subject.right))
+    wrong: list[str] = []
+    for other in itertools.islice(others.values(), SOLVED_ROWS):
+        reward = await scorer.score(other.case, policy)
+        if len(wrong) < 2 and reward is not None and reward < full:
+            wrong.append(str(other.forms["answer" if form == "JSON" else form]))
+    subject.wrong = wrong_answers(subject.row, subject.right, form) or tuple(wrong)
+    subject.other = wrong[0] if wrong else ""
+
+
+def last_message(recorded: RecordedRow) -> str:
+    """The text of the policy's last message; empty if it has none."""
+    items = [item for turn in recorded.recording.turns for item in turn]
+    texts = [
+        block.text
+        for item in items
+        if item.get("type", "message") == "message"
+        for block in blocks_of([item])
+    ]
+    return texts[-1] if texts else ""
