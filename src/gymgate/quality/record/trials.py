@@ -71,63 +71,65 @@ async def _right_answers(context: MeasurementContext) -> Oracle:
         rewards = await asyncio.gather(*(score(subject, each) for each in untried))
         subject.rewards |= {each: r for each, r in zip(untried, rewards, strict=True) if r is not None}
 
-    await asyncio.gather(*(try_phrasings(each, (*each.requested, *PHRASINGS)) for each in subjects))
+    await asyncio.gather(*(try_phrasings(subject, (*subject.requested, *PHRASINGS)) for subject in subjects))
     if not scorer.counted:
         if scorer.judge_problem:
             return Oracle(reason="needs a judge", field=answer_field)
         return Oracle(reason="other", detail=scorer.first_error[:300], field=answer_field)
-    scored = [each for each in subjects if each.rewards]
+    scored = [subject for subject in subjects if subject.rewards]
     for _ in range(REPEATS):
-        best = [score(each, max(each.rewards, key=each.rewards.__getitem__)) for each in scored]
+        best = [score(subject, max(subject.rewards, key=subject.rewards.__getitem__)) for subject in scored]
         for subject, reward in zip(scored, await asyncio.gather(*best), strict=True):
             subject.repeats += [] if reward is None else [reward]
-    unsteady = [each for each in subjects if not each.is_steady]
+    unsteady = [subject for subject in subjects if not subject.is_steady]
     if 4 * len(unsteady) > len(subjects):
         rewards = ", ".join(f"{reward:g}" for reward in (unsteady[0].best or 0.0, *unsteady[0].repeats))
         detail = f"{unsteady[0].name}: {rewards}"
         return Oracle(reason="rewards change", detail=detail, field=answer_field)
-    context.trials = subjects = [each for each in subjects if each.is_steady]
+    context.trials = subjects = [subject for subject in subjects if subject.is_steady]
     full = max([1.0, *(row.recording.reward or 0.0 for row in context.recorded)])
-    rewarded = (pair for each in subjects for pair in each.rewards.items())
+    rewarded = (pair for subject in subjects for pair in subject.rewards.items())
     accepted = list(dict.fromkeys(phrasing for phrasing, reward in rewarded if reward >= full))
-    await asyncio.gather(*(try_phrasings(each, accepted) for each in subjects))
-    unsolved = [each for each in subjects if not each.is_solved(full)]
+    await asyncio.gather(*(try_phrasings(subject, accepted) for subject in subjects))
+    unsolved = [subject for subject in subjects if not subject.is_solved(full)]
     missing = {}
-    if unscored := [each.name for each in subjects if each.best is None]:
+    if unscored := [subject.name for subject in subjects if subject.best is None]:
         missing["reward"] = f"no reward in any phrasing for {', '.join(unscored)}"
     if unsteady:
-        missing["rows"] = f"rewards change for {', '.join(each.name for each in unsteady)}"
-    names = dict.fromkeys(phrasing for each in subjects for phrasing in each.rewards)
+        missing["rows"] = f"rewards change for {', '.join(subject.name for subject in unsteady)}"
+    names = dict.fromkeys(phrasing for subject in subjects for phrasing in subject.rewards)
     return Oracle(
         field=answer_field,
         asked_for=_most_requested(subjects, accepted),
         rows=len(subjects),
         solved=len(subjects) - len(unsolved),
         full=full,
-        reward=statistics.fmean(each.best for each in subjects if each.best is not None),
+        reward=statistics.fmean(subject.best for subject in subjects if subject.best is not None),
         phrasings={
             phrasing.name: _count(
-                [each.rewards[phrasing] for each in subjects if phrasing in each.rewards], full
+                [subject.rewards[phrasing] for subject in subjects if phrasing in subject.rewards], full
             )
             for phrasing in names
         },
-        unsolved=tuple(each.name for each in unsolved),
-        suspect=tuple(each.name for each in _suspect(subjects, full)),
+        unsolved=tuple(subject.name for subject in unsolved),
+        suspect=tuple(subject.name for subject in _suspect(subjects, full)),
         missing=missing,
     )
 
 
 def _suspect(subjects: Sequence[Subject], full: float) -> list[Subject]:
     """Return the unsolved rows, fewer than half, that ask for the same as a solved one."""
-    solved = {each.requested for each in subjects if each.is_solved(full)}
-    unsolved = [each for each in subjects if not each.is_solved(full)]
-    return [each for each in unsolved if each.requested in solved and 2 * len(unsolved) < len(subjects)]
+    solved = {subject.requested for subject in subjects if subject.is_solved(full)}
+    unsolved = [subject for subject in subjects if not subject.is_solved(full)]
+    return [
+        subject for subject in unsolved if subject.requested in solved and 2 * len(unsolved) < len(subjects)
+    ]
 
 
 def _most_requested(subjects: Sequence[Subject], accepted: Sequence[Phrasing]) -> str:
     """Return the phrasing that most prompts ask for; of its forms the accepted one, else the first."""
-    sayable = [[asked for asked in each.requested if asked.form in each.forms] for each in subjects]
-    chosen = [next((each for each in row if each in accepted), row[0]).name for row in sayable if row]
+    sayable = [[asked for asked in subject.requested if asked.form in subject.forms] for subject in subjects]
+    chosen = [next((asked for asked in row if asked in accepted), row[0]).name for row in sayable if row]
     return Counter(chosen).most_common(1)[0][0] if chosen else ""
 
 
