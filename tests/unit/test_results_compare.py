@@ -31,10 +31,11 @@ def make_run(
     environment: str = "e",
     failed: int = 0,
     limits: dict[str, Any] | None = None,
+    kind: str = "http",
 ) -> Path:
     """A run with a row for each list of rewards; the last `failed` rollouts failed permanently."""
     path.mkdir()
-    described = {"policy": {"type": "http", "model": path.name}, **({"limits": limits} if limits else {})}
+    described = {"policy": {"type": kind, "model": path.name}, **({"limits": limits} if limits else {})}
     settings = {"format": 1, "settings": described, "extent": {}}
     (path / "run.json").write_bytes(orjson.dumps(settings))
     lines: list[dict[str, Any]] = []
@@ -185,6 +186,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(command, ["base", "tuned", "--fail-if-worse", "0"]).exit_code == 0
     refused = CliRunner().invoke(command, ["base", "tuned", "base", "-o", "c.html"])
     assert isinstance(refused.exception, ConfigError)
+
+
+def test_a_replay_is_named_by_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its policy, recorded answers, is nobody who could be better."""
+    monkeypatch.chdir(tmp_path)
+    first, second = made(3, 0.3, rows=30)
+    make_run(Path("asked"), first)
+    make_run(Path("rescored"), second, kind="replay")
+    assert "rescored is better" in CliRunner().invoke(command, ["asked", "rescored"]).stdout
 
 
 @pytest.mark.parametrize(

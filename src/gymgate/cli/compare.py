@@ -121,8 +121,9 @@ def command(
         runs = Runs([other], first_of_overlap=overlap == "first")
         against = read_tasks(runs)
         compared = compare(collected, against)
-        models = policy_name(collected.policy), policy_name(against.policy)
-        names = models if models[0] != models[1] else (str(first), str(other))
+        policies = collected.policy, against.policy
+        models = [policy_name(policy) for policy in policies if policy and policy.get("type") != "replay"]
+        names = models if len(set(models)) == 2 else [str(first), str(other)]
         if fail_if_worse is not None and (reason := why_worse(compared.rows, fail_if_worse)):
             log(f"{other}: --fail-if-worse {fail_if_worse:g}: {reason}")
             worse = True

@@ -54,11 +54,11 @@ class MyEnvironment(SimpleResourcesServer):
         messages = [item for item in output if item.type == "message"]
         last = messages[-1].content if messages else []
         text = "".join(part.text for part in last if part.type == "output_text")
-        numbers = re.findall(r"-?\d+", text)
-        answer = numbers[-1] if numbers else None
+        last_line = text.strip().rpartition("\n")[2]
+        answer = last_line if re.fullmatch(r"-?\d+(\.\d+)?", last_line) else None
         return MyEnvironmentVerifyResponse(
             **body.model_dump(),
-            reward=float(answer == str(body.expected_answer)),
+            reward=float(answer is not None and float(answer) == body.expected_answer),
             extracted_answer=answer,
             tool_calls=sum(item.type == "function_call" for item in output),
         )

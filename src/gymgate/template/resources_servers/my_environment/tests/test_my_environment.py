@@ -41,7 +41,7 @@ async def run_first_row(*policies: Policy) -> list[Any]:
 
 
 def test_rewards() -> None:
-    answers = ["42", "There are 12 and 30, so 42.", "41", "I do not know."]
+    answers = ["42", "There are 12 and 30:\n42.0", "41", "not 42"]
     rollouts = asyncio.run(run_first_row(*(policy({"content": text}) for text in answers)))
     assert [rollout.reward for rollout in rollouts] == [1.0, 1.0, 0.0, 0.0]
 
