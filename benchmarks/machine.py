@@ -67,6 +67,14 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def files_of(pid: int) -> int:
+    """Open descriptors; 0 if the process is gone."""
+    try:
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    except OSError:
+        return 0
+
+
 def numbers(text: str) -> list[int]:
     """Of an option such as `1,20`."""
     return [int(part) for part in text.split(",")]

@@ -30,13 +30,12 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 from aiohttp import web
 
-from benchmarks.machine import descendants, describe, pss_mb
+from benchmarks.machine import descendants, describe, files_of, pss_mb
 from benchmarks.soak_work import ENGINE, Policies, Work, strange_requests
 from gymgate.core.config import RuntimeConfig, StackConfig
 from gymgate.core.errors import StackLostError, StackStartError
@@ -257,14 +256,6 @@ class Soak:
             os.kill(pid, signal.SIGSTOP if fault.startswith("stop") else signal.SIGKILL)
             await asyncio.sleep(2.0)
             os.kill(pid, signal.SIGCONT)
-
-
-def files_of(pid: int) -> int:
-    """Open descriptors; 0 if the process is gone."""
-    try:
-        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    except OSError:
-        return 0
 
 
 def unfinished(engine: str) -> list[str]:

@@ -10,16 +10,18 @@ import signal
 import subprocess
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gymgate.core.config import RolloutLimits, cache_dir
+from gymgate.gateway.serving_process import FILES_PER_ROLLOUT
 from gymgate.gym.runtime import ensure_runtime
 from gymgate.rollouts import Rollout
 from gymgate.stack import acquire
 from support.agents import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
 from support.ledger import Program, program
-from support.stacks import ROW, SIMPLE, call_then_answer, runtime, server_pid, stack_config
+from support.stacks import ROW, SIMPLE, call_then_answer, pids_of, runtime, server_pid, stack_config
 
 pytestmark = pytest.mark.gym
 
@@ -76,6 +78,34 @@ async def test_256_descriptors() -> None:
     few = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
     async with program(ROLLOUTS, "count=200", "timeout=90", wrap=few) as sdk:
         await all_well(sdk, 100)
+
+
+async def test_a_rollout_holds_no_more_descriptors_than_are_reckoned_for_it() -> None:
+    """All call their tool at once, and end at once, so that none uses another's connection."""
+    count, rounds = 40, [asyncio.Event(), asyncio.Event()]
+    waiting = [0, 0]
+
+    async def policy(body: dict[str, Any]) -> dict[str, Any]:
+        number = int(any(item.get("type") == "function_call_output" for item in body["input"]))
+        waiting[number] += 1
+        if waiting[number] == count:
+            rounds[number].set()
+        await rounds[number].wait()
+        return call_then_answer(body)
+
+    async with acquire(stack_config()) as stack:
+        status = await stack.status()
+        pids = {*pids_of(status), os.getpid()}
+        before = {pid: len(os.listdir(f"/proc/{pid}/fd")) for pid in pids}  # noqa: PTH208
+        most = dict(before)
+        endpoint = stack.register("policy", policy, dialect="responses")
+        tasks = [asyncio.create_task(stack.run(ROW, policy=endpoint)) for _ in range(count)]
+        while (await asyncio.wait(tasks, timeout=0.02))[1]:
+            for pid in pids:
+                most[pid] = max(most[pid], len(os.listdir(f"/proc/{pid}/fd")))  # noqa: PTH208
+        assert {task.result().reward for task in tasks} == {1.0}
+    held = max(most[pid] - before[pid] for pid in pids) / count
+    assert FILES_PER_ROLLOUT - 1 < held <= FILES_PER_ROLLOUT
 
 
 @pytest.mark.heavy

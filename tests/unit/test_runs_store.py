@@ -333,7 +333,7 @@ def test_failures_that_end_a_run_grow_with_its_concurrency() -> None:
     assert [pace.most_failures_in_a_row for pace in ends] == [50, 200, 3, 0]
 
 
-@pytest.mark.parametrize(("limit", "fitting"), [(1024, 160), (256, 32)])
+@pytest.mark.parametrize(("limit", "fitting"), [(1024, 192), (256, 38)])
 def test_concurrency_fits_the_limit_on_open_files(limit: int, fitting: int) -> None:
     """As many rollouts as the daemon takes at once."""
     code = (

@@ -15,6 +15,7 @@ from gymgate.core.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, cache_dir
 from gymgate.core.errors import SetupError
 from gymgate.core.extras import install_command
 from gymgate.doctor import Finding
+from gymgate.gateway.serving_process import max_rollouts
 from gymgate.gym.runtime.command import CommandError, run_command
 from gymgate.gym.runtime.containers import describe_unjudged, leftovers
 from gymgate.gym.runtime.ensure import runtimes_dir
@@ -110,7 +111,9 @@ def _free_space(missing: bool | None) -> Finding:
 
 def _open_files() -> Finding:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    limit = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    limit = (
+        "unlimited" if hard == resource.RLIM_INFINITY else f"{hard}, for {max_rollouts()} rollouts at once"
+    )
     enough = hard == resource.RLIM_INFINITY or hard >= FILES_WANTED
     advice = "" if enough else f"; raise `ulimit -n` to {FILES_WANTED}"
     return Finding("open files", enough, f"up to {limit}{advice}")

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from gymgate.core.config import Config
 from gymgate.core.errors import ConfigError, ErrorKind
-from gymgate.gateway.serving_process import max_rollouts
+from gymgate.gateway.serving_process import FILES_PER_ROLLOUT, max_rollouts
 from gymgate.rollouts import Rollout, outcome_of
 
 DEFAULT_BUDGETS: Mapping[ErrorKind, int] = MappingProxyType(
@@ -89,5 +89,6 @@ def fitting_concurrency(wanted: int) -> tuple[int, str | None]:
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return (
         fitting,
-        f"concurrency lowered from {wanted} to {fitting}: this machine allows {allowed} open files (ulimit -n)",
+        f"concurrency lowered from {wanted} to {fitting}: this machine allows {allowed} open files (ulimit -n), and a rollout "
+        f"takes {FILES_PER_ROLLOUT}",
     )
