@@ -26,6 +26,7 @@ import os
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -82,6 +83,7 @@ class Level:
     """Of each call: as the gateway saw it, less the policy's sleep."""
     cpu_s: float = 0.0
     failed: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
     rollouts: int = 0
     """To be run; fewer have ended if time ran out."""
     used: dict[str, Usage] = field(default_factory=dict)
@@ -214,7 +216,9 @@ async def through_gymgate(
         started = time.perf_counter()
         rollout = await stack.run(rows[number], policy=policy)
         level.rollout_added_s.append(time.perf_counter() - started - sum(plans[number]))
-        level.failed += rollout.error is not None
+        if rollout.error is not None:
+            level.failed += 1
+            level.errors[f"{rollout.error.type}: {rollout.error.message[:300]}"] += 1
         pairs = zip(rollout.calls, plans[number], strict=False)
         level.call_added_s.extend(call.duration_s - seconds for call, seconds in pairs)
 
@@ -343,6 +347,8 @@ def main(argv: list[str] | None = None) -> None:
     print_table(HEAD, [level.cells() for level in levels])
     print_table(PROCESSES, [row for level in levels if level.used for row in level.process_rows()])
     for level in levels:
+        for error, count in level.errors.most_common(5):
+            print(f"{count} x {error}")
         bound_s = level.ideal_s + level.cpu_s / (os.cpu_count() or 1)
         print(
             f"{level.name}, c={level.concurrency:,}: {level.rollouts - level.ended + level.failed} lost; {level.wall_s:.1f} s, "

@@ -17,14 +17,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from benchmarks.machine import numbers, print_table
+from gymgate.gateway.serving_process import FILES_PER_ROLLOUT
+from gymgate.quality.record.overhead import ceiling
 
 COSTS = {"agent": 2.7, "resources": 1.76, "daemon": 0.64, "sdk": 0.15}
 """Processor ms per model call: simple_agent, a light resources server, the stack's daemon, the SDK's process."""
 MEMORY_MB = {"stack": 120.0, "environment": 71.0, "worker": 60.0}
 """A worker: one more process of the agent and one of the resources server."""
 MEMORY_KB_ROLLOUT = 40.0
-DESCRIPTORS_PER_CALL = 4
-"""Sockets of the daemon while a call is in flight: the agent's connection and ours to the endpoint, each way of a proxy."""
 
 
 @dataclass
@@ -37,13 +37,12 @@ class Node:
     """Processes of the agents, and of the resources servers, of all environments."""
 
 
-def bounds(cores: int, costs: dict[str, float], workers: int) -> dict[str, float]:
-    """Model calls/s that each resource allows; `workers` are the processes of agents, and of resources servers."""
-    limits = {
-        name: 1000 / cost * (workers if name in ("agent", "resources") else 1) for name, cost in costs.items()
+def ceiling_of(cores: int, costs: dict[str, float], workers: int) -> tuple[float, str]:
+    """Model calls/s that a node carries, and what limits it; `workers` are the processes of agents, and of resources servers."""
+    busiest = {
+        name: cost / 1000 / (workers if name in ("agent", "resources") else 1) for name, cost in costs.items()
     }
-    limits["cores"] = cores * 1000 / sum(costs.values())
-    return limits
+    return ceiling(busiest, sum(costs.values()) / 1000, cores)
 
 
 def simulate(concurrency: int, policy_s: float, node: Node, *, seconds: float = 20.0, seed: int = 0) -> float:
@@ -101,9 +100,7 @@ def rows_of(args: argparse.Namespace) -> list[list[str]]:
     found = []
     workers = args.environments * args.workers
     for cores in args.cores:
-        limits = bounds(cores, args.costs, workers)
-        wall = min(limits, key=lambda name: limits[name])
-        calls = limits[wall]
+        calls, wall = ceiling_of(cores, args.costs, workers)
         live = calls * args.policy_s
         simulated = simulate(int(live * 1.5) or 1, args.policy_s, Node(cores, args.costs, workers))
         for nodes in args.nodes:
@@ -116,7 +113,7 @@ def rows_of(args: argparse.Namespace) -> list[list[str]]:
                     f"{nodes * calls / args.calls * 3600:,.0f}",
                     f"{nodes * live:,.0f}",
                     f"{memory_gb(live, args.environments, workers):.1f}",
-                    f"{live * DESCRIPTORS_PER_CALL:,.0f}",
+                    f"{live * FILES_PER_ROLLOUT:,.0f}",
                 ]
             )
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from gymgate.gateway.serving_process import FILES_PER_ROLLOUT
 from gymgate.quality import CheckResult
 from gymgate.quality.record.storage import load_record
 from support.checks import PARIS, message, recorded
@@ -81,10 +83,14 @@ def test_a_sound_environment_meets_every_threshold(tmp_path: Path) -> None:
     assert [*record.failures.missing] == ["judge_down"]
     for figure in (
         cost.ready_s, cost.verification_ms, cost.verification_p99_ms, cost.tool_call_ms, cost.rest_mb, cost.busy_mb,
-        cost.rollouts_per_core_s,
+        cost.rollouts_per_core_s, cost.most_rollouts_s, cost.rollout_files,
     ):  # fmt: skip
         assert figure is not None
         assert figure > 0
+    assert cost.rollout_files <= FILES_PER_ROLLOUT
+    assert cost.rollout_mb is not None
+    assert cost.limited_by
+    assert cost.most_rollouts_s <= cost.rollouts_per_core_s * (os.cpu_count() or 1)
     assert (cost.verifications, cost.tool_calls, cost.missing) == (30, 10, {})
     assert (shape.rows, shape.recordings, shape.most_turns) == (2, 3, 2)
     assert shape.rewards == {"0": 1, "1": 2}

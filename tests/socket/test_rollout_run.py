@@ -18,6 +18,7 @@ from gymgate.core.config import Dialect, RolloutLimits
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
+from gymgate.stack import rollout
 from gymgate.stack.rollout import RolloutRun, new_client
 from support.upstream import Seen, chat_answer, drop, responses_answer, upstream
 
@@ -124,6 +125,34 @@ async def test_an_answer_is_scored() -> None:
     async with scene(scores("policy_model", "judge")) as played:
         outcome = await played.run()
     assert (kind_of(outcome), outcome["reward"]) == (("completed", None), 0.5)
+
+
+@pytest.mark.parametrize("heard_by", ["its first call", "its end", "time"])
+async def test_a_row_makes_room_for_the_next_once_its_server_is_heard_of(
+    heard_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One place: it is free again after the first call, else after a time, else when the rollout has ended."""
+    monkeypatch.setattr(rollout, "UNHEARD_S", 0.1 if heard_by == "time" else 60.0)
+    places = asyncio.Semaphore(1)
+
+    async def agent(scene: Scene) -> web.Response:
+        assert places.locked() or heard_by == "time"
+        if heard_by == "its first call":
+            await asyncio.gather(scene.ask(), scene.ask())
+        if heard_by != "its end":
+            async with asyncio.timeout(10):
+                await places.acquire()
+            places.release()
+        return web.json_response(SCORED)
+
+    async with scene(agent) as played, new_client() as client:
+        environment: Any = SimpleNamespace(name="e", agents={"solver": "simple_agent"})
+        running = RolloutRun(environment, "solver", b"{}", played.route, timeout_s=20.0)
+        stack: Any = SimpleNamespace(client=client, unheard=places)
+        await running.post_in_turn(stack, f"{played.url}/run")
+    assert running.fields["reward"] == 0.5
+    await places.acquire()
+    assert places.locked(), "a place was given back twice"
 
 
 OWN = "policy_model_reasoning_off"

@@ -13,9 +13,19 @@ import pytest
 from gymgate.quality.model import Thresholds
 from gymgate.quality.record import deterministic, failure_cases, measure, oracle
 from gymgate.quality.record.findings import problems, unmet_thresholds
+from gymgate.quality.record.overhead import ceiling
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
 from support.scripted_stack import ScriptedStack, check_on
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"), [(1, (50.0, "1 core")), (2, (100.0, "2 cores")), (16, (125.0, "agent"))]
+)
+def test_what_a_machine_carries(cores: int, expected: tuple[float, str]) -> None:
+    """A process has one core at most, and all have those of the machine: 20 ms a rollout, of which the agent takes 8."""
+    rate, limit = ceiling({"agent": 0.008, "resources": 0.004}, 0.020, cores)
+    assert (pytest.approx(rate), limit) == expected
 
 
 def only(monkeypatch: pytest.MonkeyPatch, measurements: Mapping[str, Any]) -> None:

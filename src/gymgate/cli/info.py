@@ -136,6 +136,12 @@ def _record(record: CheckResult) -> None:
             (cost.ready_s, "s to start"),
         )
         echo(f"  cost: {', '.join(f'{value:g} {unit}' for value, unit in figures if value is not None)}")
+        if cost.most_rollouts_s is not None:
+            echo(
+                f"  capacity: {cost.most_rollouts_s:g} rollouts/s, limited by {cost.limited_by}, so with a policy that takes "
+                f"60 s a rollout {cost.most_rollouts_s * 60:,.0f} at once; each adds {cost.rollout_mb:g} MB and "
+                f"{cost.rollout_files:g} open files"
+            )
     if shape is not None and shape.turns is not None:
         rewards = ", ".join(f"{value} ({count} times)" for value, count in shape.rewards.items())
         echo(

@@ -94,6 +94,7 @@ class Route:
         """The limit that ended the rollout, if one did."""
         self.judges = JudgeCalls()
         self.closed = False
+        self.on_first_call: Callable[[], None] = lambda: None
         self._targets = dict(targets)
         self._policy_servers = frozenset({POLICY, *policy_servers})
         self._callers = callers or {}
@@ -190,6 +191,8 @@ class Route:
             dialect=dialect,
             started_s=time.monotonic() - self._opened,
         )
+        if not self.counts:
+            self.on_first_call()
         self.counts[record.model_server] += 1
         call = Call(record, connection=connection)
         if self.is_kept:

@@ -47,6 +47,9 @@ _KEEPALIVE_S = 2.0
 _MAX_RESULT = 4 * MAX_BODY
 # Within this time a server's death is noticed, and ends its rollouts with the better reason.
 _DEATH_SHOWS_S = 0.5
+UNHEARD_AT_ONCE, UNHEARD_S = 1000, 10.0
+"""Rows of a stack that may be posted before their first model call came, and how long each counts. A busy server accepts no
+connection for seconds, and meanwhile the kernel keeps 2,048 for it (uvicorn's backlog) and drops or resets all further ones."""
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +189,25 @@ class RolloutRun:
             judges = stack.gateway.keyless.judges.shared_with(self.route.judges, self.environment.judges)
             with judges, agent_port as number:
                 url = f"http://{LOOPBACK}:{number}/run"
-                await self._while_alive(servers, self.post(stack.client, url))
+                await self._while_alive(servers, self.post_in_turn(stack, url))
+
+    async def post_in_turn(self, stack: RunningStack, url: str) -> None:
+        """Post the row once its server has accepted most of those before it."""
+        self.waits_for = f"rows that were posted before to reach {self.label}"
+        await stack.unheard.acquire()
+        places = [stack.unheard]
+
+        def give_back() -> None:
+            if places:
+                places.pop().release()
+
+        timer = asyncio.get_running_loop().call_later(UNHEARD_S, give_back)
+        self.route.on_first_call = give_back
+        try:
+            await self.post(stack.client, url)
+        finally:
+            timer.cancel()
+            give_back()
 
     async def _while_alive(self, servers: ServerSet | AgentProcess, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, unless one of these servers dies meanwhile: then the rollout fails with the reason."""

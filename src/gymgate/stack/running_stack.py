@@ -26,7 +26,7 @@ from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.hangs import HangWatch, processes_of
 from gymgate.stack.paths import remove_ray_directories
 from gymgate.stack.plan import keyless_endpoints
-from gymgate.stack.rollout import new_client
+from gymgate.stack.rollout import UNHEARD_AT_ONCE, new_client
 from gymgate.stack.running_environment import RunningEnvironment, StackContext
 
 STARTING_AT_ONCE = 4
@@ -47,6 +47,7 @@ class RunningStack:
         )
         self.client = new_client()
         self.file_limit = asyncio.Semaphore(max_rollouts())
+        self.unheard = asyncio.Semaphore(UNHEARD_AT_ONCE)
         self._progress = progress
         self._exits = AsyncExitStack()
         self._fork_servers = ForkServerPool(config, directory, progress)

@@ -1,16 +1,17 @@
-"""Cost: time to be ready and to verify, memory, and CPU time, without the policy's."""
+"""Cost: time to be ready and to verify, memory, CPU time and open files, without the policy's, and what this machine carries."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from gymgate.gym.inside.forkserver import descendants, proportional_bytes
+from gymgate.gym.inside.forkserver import descendants, proportional_bytes, stat
 from gymgate.quality.record.context import MeasurementContext, ReplayCase
 from gymgate.quality.record.deterministic import JUDGED
 from gymgate.quality.record.schema import Cost
@@ -21,7 +22,15 @@ ALONE = 30
 """Rollouts one at a time, for the times."""
 ALONE_S = 30.0
 TOGETHER = 32
-MEMORY_POLL_S = 0.25
+POLL_S = 0.25
+TOGETHER_FIGURES = (
+    "busy_mb",
+    "rollouts_per_core_s",
+    "most_rollouts_s",
+    "limited_by",
+    "rollout_mb",
+    "rollout_files",
+)
 
 
 async def measure(context: MeasurementContext) -> Cost:
@@ -47,10 +56,10 @@ async def measure(context: MeasurementContext) -> Cost:
     if tools:
         times["tool_call_ms"] = round(statistics.median(tools), 2)
     if context.has_recorded_judge:
-        missing |= {"busy_mb": JUDGED, "rollouts_per_core_s": JUDGED}
-    else:
-        times |= await _together(context, context.replays, pids)
-    return ready.model_copy(update={**times, "missing": missing})
+        missing |= dict.fromkeys(TOGETHER_FIGURES, JUDGED)
+        return ready.model_copy(update={**times, "missing": missing})
+    together = await _together(context, context.replays, pids)
+    return ready.model_copy(update={**times, **together, "missing": missing})
 
 
 async def _alone(context: MeasurementContext, replays: Sequence[ReplayCase]) -> list[Rollout]:
@@ -65,24 +74,48 @@ async def _alone(context: MeasurementContext, replays: Sequence[ReplayCase]) -> 
 
 async def _together(
     context: MeasurementContext, replays: Sequence[ReplayCase], pids: Sequence[int]
-) -> dict[str, float]:
-    """The most memory, and the CPU time, of 32 rollouts at once."""
+) -> dict[str, float | str]:
+    """What 32 rollouts at once use: the most memory and open files, and the CPU time."""
     several = [replays[n % len(replays)] for n in range(TOGETHER)]
-    used = _processor_s(pids)
-    running = asyncio.create_task(context.run_all(several, TOGETHER))
-    most = 0.0
+    status = await context.stack.status()
+    [running] = status["environments"].values()
+    processes = {name: server["pid"] for name, server in running["servers"].items()}
+    processes["the stack's daemon"] = status["pid"]
+    rest_mb, before = await asyncio.to_thread(_megabytes, pids), _usage(processes)
+    used, most_mb, files = _processor_s(pids), rest_mb, 0
+    task = asyncio.create_task(context.run_all(several, TOGETHER))
     try:
-        while not running.done():
-            most = max(most, await asyncio.to_thread(_megabytes, pids))
-            await asyncio.wait([running], timeout=MEMORY_POLL_S)
+        while not task.done():
+            await asyncio.wait([task], timeout=POLL_S)
+            most_mb = max(most_mb, await asyncio.to_thread(_megabytes, pids))
+            now = _usage(processes)
+            files = max(files, *(now[name][1] - before[name][1] for name in now))
     finally:
-        running.cancel()
-    rollouts = [rollout for rollout in running.result() if rollout.error is None]
+        task.cancel()
+    rollouts = [rollout for rollout in task.result() if rollout.error is None]
+    figures: dict[str, float | str] = {
+        "busy_mb": most_mb,
+        "rollout_mb": round((most_mb - rest_mb) / TOGETHER, 2),
+        "rollout_files": round(files / TOGETHER, 1),
+    }
     seconds = _processor_s(pids) - used
-    found = {"busy_mb": most}
     if rollouts and seconds > 0:
-        found["rollouts_per_core_s"] = float(f"{len(rollouts) / seconds:.3g}")
-    return found
+        figures["rollouts_per_core_s"] = float(f"{len(rollouts) / seconds:.3g}")
+        each_s = {name: (now[name][0] - before[name][0]) / len(rollouts) for name in now}
+        whole_s = seconds / len(rollouts) + each_s["the stack's daemon"]
+        most, figures["limited_by"] = ceiling(each_s, whole_s, os.cpu_count() or 1)
+        figures["most_rollouts_s"] = float(f"{most:.3g}")
+    return figures
+
+
+def ceiling(process_s: Mapping[str, float], whole_s: float, cores: int) -> tuple[float, str]:
+    """Return how many rollouts a second a machine carries, and what limits it.
+
+    `process_s` is the CPU time that a rollout takes in each process, which has one core at most; `whole_s` is that of all.
+    """
+    busy_s = {**process_s, f"{cores} core{'s' * (cores > 1)}": whole_s / cores}
+    limit = max(busy_s, key=busy_s.__getitem__)
+    return 1 / busy_s[limit], limit
 
 
 def _tool_calls_ms(rollout: Rollout) -> Iterator[float]:
@@ -106,3 +139,13 @@ def _megabytes(pids: Sequence[int]) -> float:
 def _processor_s(pids: Sequence[int]) -> float:
     """Seconds of CPU time of the processes and of what they started."""
     return sum(map(ticks_of, pids)) / os.sysconf("SC_CLK_TCK")
+
+
+def _usage(processes: Mapping[str, int]) -> dict[str, tuple[float, int]]:
+    """Seconds of CPU time of each process alone, in which its event loop is busy, and its open files; not of one that ended."""
+    found = {}
+    for name, pid in processes.items():
+        with contextlib.suppress(OSError):
+            ticks = sum(map(int, stat(pid)[11:13]))
+            found[name] = ticks / os.sysconf("SC_CLK_TCK"), len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+    return found

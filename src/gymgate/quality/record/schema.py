@@ -178,6 +178,15 @@ class Cost(Section):
     rollouts_per_core_s: float | None = None
     """Rollouts per second at which its servers, agent included, keep one core busy: 32 rollouts divided by the CPU
     time that they took."""
+    most_rollouts_s: float | None = None
+    """Rollouts per second that this machine carries: arithmetic from the CPU time that one takes in each process, which has
+    one core at most, and in all."""
+    limited_by: str | None = None
+    """What that limits: a server, the stack's daemon, or the machine's cores."""
+    rollout_mb: float | None = None
+    """What a live rollout adds to the memory of the servers."""
+    rollout_files: float | None = None
+    """The most open files that a live rollout adds to one process."""
 
 
 class Shape(Section):
