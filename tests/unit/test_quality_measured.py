@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from gymgate.quality.model import Thresholds
-from gymgate.quality.record import deterministic, failure_cases, measure, oracle
+from gymgate.quality.record import deterministic, failure_cases, measure, trials
 from gymgate.quality.record.findings import problems, unmet_thresholds
 from gymgate.quality.record.overhead import ceiling
 from support.checks import PARIS, message, recorded
@@ -76,7 +76,7 @@ async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
     kinds: list[str],
 ) -> None:
     """The prompts ask for a box; the server pays the right town in one phrasing, whatever the row says."""
-    only(monkeypatch, {"oracle": oracle.measure})
+    only(monkeypatch, {"oracle": trials.measure_right_answers})
     config = with_recordings(tmp_path, PARIS)
     rows = [
         {
@@ -97,7 +97,6 @@ async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
     assert check.oracle is not None, check.missing
     assert check.oracle.asked_for == r"\boxed{answer}"
     assert (check.oracle.field, check.oracle.accepted) == ("expected_answer", [paid])
-    assert check.oracle.others[paid].full_rows == 0
     assert check.oracle.unsolved == check.oracle.suspect == (("row 2",) if towns is WRONG_KEY else ())
     assert [each.kind for each in problems(check) if each.kind != "reward differs"] == kinds
     assert check.data is not None

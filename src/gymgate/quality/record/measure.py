@@ -40,8 +40,8 @@ async def measure_all(check: CheckResult, context: MeasurementContext, progress:
     """Return the result with its sections. One that takes longer than its share of the environment's time is left out."""
     sections: dict[str, Section] = {}
     missing: dict[str, str] = {}
-    share = context.request.timeout_s / len(MEASUREMENTS)
     wanted = context.request.sections or MEASUREMENTS
+    share = context.request.timeout_s / len(wanted)
     for name, measure in MEASUREMENTS.items():
         if name not in wanted or (name == "policy" and context.request.policy is None):
             continue
