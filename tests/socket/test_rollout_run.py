@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -32,8 +33,8 @@ Agent = Callable[["Scene"], Awaitable[web.StreamResponse]]
 class Scene:
     """A rollout's route, and an agent server that does what the test says."""
 
-    def __init__(self, gateway: Gateway, route: Route, http: aiohttp.ClientSession) -> None:
-        self.gateway, self.route, self.http = gateway, route, http
+    def __init__(self, gateway: Gateway, route: Route, http: aiohttp.ClientSession, started: float) -> None:
+        self.gateway, self.route, self.http, self.started = gateway, route, http, started
         self.endpoint: Any = None
         """The policy's."""
         self.url = ""
@@ -49,7 +50,7 @@ class Scene:
 
     async def run(self) -> dict[str, Any]:
         environment: Any = SimpleNamespace(name="e", agents={"solver": "simple_agent"})
-        running = RolloutRun(environment, "solver", b"{}", self.route, timeout_s=20.0)
+        running = RolloutRun(environment, "solver", b"{}", self.route, timeout_s=20.0, started=self.started)
         async with new_client() as client:
             await running.post(client, f"{self.url}/run")
         return running.record_fields()
@@ -78,10 +79,11 @@ async def scene(
         Gateway() as gateway,
         aiohttp.ClientSession() as http,
     ):
+        started = time.monotonic()
         opened = gateway.open(
             policy_server.endpoint(), judges={"judge": judge_server.endpoint()}, rollout_id="public", **route
         )
-        played = Scene(gateway, opened, http)
+        played = Scene(gateway, opened, http, started)
         played.endpoint = policy_server.endpoint()
 
         async def run(seen: Seen) -> web.StreamResponse:
