@@ -228,6 +228,22 @@ async def test_a_keyless_call_that_is_tried_again_fails_nobody(
             assert route.judges.failure is None
 
 
+async def test_a_keyless_answer_does_not_make_up_for_a_rollouts_own_lost_call(
+    judge: Upstream, script: Judge, http: aiohttp.ClientSession
+) -> None:
+    """Another rollout may have asked the same."""
+    script.release.clear()
+    async with Gateway(judges={"judge": judge.endpoint()}) as gateway:
+        route = gateway.open(judge.endpoint(), judges={"judge": judge.endpoint()})
+        with gateway.keyless.judges.shared_with(route.judges, {"judge"}):
+            await given_up(gateway, route, judge)
+            await until_failed(route)
+            [question] = route.judges._open.values()
+            gateway.keyless.judges.note_answer(question)
+            assert route.judges.failure is not None
+            script.release.set()
+
+
 async def test_a_keyless_call_given_up_is_a_failure_of_those_who_ran_then(
     judge: Upstream, script: Judge, http: aiohttp.ClientSession
 ) -> None:

@@ -43,9 +43,13 @@ class JudgeCalls:
         """Note that the endpoint did not answer a question; `call` asked it, if it was one of these calls."""
         self._failed[question] = error
 
-    def note_answer(self, question: RequestKey) -> None:
-        """Note an answer, which makes up for an earlier failure of the same question, and for a lost call."""
+    def forgive(self, question: RequestKey) -> None:
+        """Forget a failure of the same question: it has an answer."""
         self._failed.pop(question, None)
+
+    def note_answer(self, question: RequestKey) -> None:
+        """Note an answer to one of these calls: it makes up for a failure, or a lost call, of the same question."""
+        self.forgive(question)
         lost = [call for call, other in self._open.items() if other == question and call.connection_lost]
         for call in lost:
             del self._open[call]
@@ -113,7 +117,7 @@ class KeylessJudgeCalls(JudgeCalls):
     def note_answer(self, question: RequestKey) -> None:
         super().note_answer(question)
         for watcher in self._watchers:
-            watcher.judges.note_answer(question)
+            watcher.judges.forgive(question)
 
     def note_failure(self, question: RequestKey, error: GymgateError, call: Call | None = None) -> None:
         for watcher in self._watchers:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymgate.core import codec
 from gymgate.core.config import CallableEndpoint, Dialect, JudgeEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.gateway.route import Route
 from gymgate.stack import routing
+from gymgate.stack.destinations import Destination
 from gymgate.stack.protocol import CallHandler, Peer, Reply, refuse_protocol
 from gymgate.stack.rollout import RolloutRun
 from gymgate.stack.wire import endpoint_from_wire
@@ -75,19 +78,7 @@ class LeaseHolder:
             message.get("environment_server"),
             message.get("taskset"),
         )
-        judging = message.get("judge_policy")
-        route = stack.gateway.open(
-            self._reachable(endpoint_from_wire(message["policy"])),
-            rollout_id=message["rollout_id"],
-            judges=self._judges,
-            judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
-            limits=RolloutLimits(**message["limits"]),
-            policy_servers=destination.policy_servers,
-            stand_ins=destination.stand_ins,
-            callers=destination.callers,
-            record_bodies=message["record_bodies"],
-            metadata_routing=destination.strategy in routing.BY_METADATA,
-        )
+        route = self._open(message, destination)
         try:
             if destination.owns_episode:
                 body = routing.episode_request(
@@ -111,6 +102,21 @@ class LeaseHolder:
         finally:
             await route.close()
         return run.packed()
+
+    def _open(self, message: Mapping[str, Any], destination: Destination) -> Route:
+        judging = message.get("judge_policy")
+        return self.daemon.running.gateway.open(
+            self._reachable(endpoint_from_wire(message["policy"])),
+            rollout_id=message["rollout_id"],
+            judges=self._judges,
+            judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
+            limits=RolloutLimits(**message["limits"]),
+            policy_servers=destination.policy_servers,
+            stand_ins=destination.stand_ins,
+            callers=destination.callers,
+            record_bodies=message["record_bodies"],
+            metadata_routing=destination.strategy in routing.BY_METADATA,
+        )
 
     async def status(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         return {**self.daemon.running.status(), "leases": len(self.daemon.leases)}

@@ -124,7 +124,9 @@ def remove_leftovers(containers: list[Leftover]) -> None:
 def _containers(label: str) -> list[dict[str, Any]]:
     """Return what docker says of the containers with a label, those that have ended included."""
     listed = _docker("ps", "-a", "--filter", f"label={label}", "--format", "{{json .}}")
-    return [codec.loads(line.encode()) for line in listed.splitlines()]
+    return [
+        codec.loads(line) for line in listed.encode().splitlines()
+    ]  # a text's own would split at a label's U+0085
 
 
 def _docker(*words: str) -> str:

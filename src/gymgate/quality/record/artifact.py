@@ -46,8 +46,12 @@ def artifact(
         "findings": [each for each in found if each["kind"] not in SUSPICIONS or each["proof"]],
         "thresholds": thresholds.model_dump(exclude_defaults=True),
         "unmet": [*unmet],
-        "passed": not unmet and record.verdict not in ("differs", "failed"),
+        "passed": not unmet and record.verdict not in ("differs", "failed", "blocked"),
     }
+
+
+_DIGESTED = (".py", ".yaml", ".yml", ".toml", ".txt", ".jsonl")
+"""Not what a check writes beside them."""
 
 
 def _digest(environment: Environment) -> str:
@@ -58,6 +62,7 @@ def _digest(environment: Environment) -> str:
     )
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
-        if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in name.parts):
+        hidden = any(part.startswith((".", "__pycache__")) for part in name.parts)
+        if path.is_file() and not hidden and path.suffix in _DIGESTED:
             digest.update(f"{name}\0".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -289,7 +289,7 @@ async def _prepare(context: MeasurementContext, subject: Subject, full: float) -
     others = {
         str(each.forms[form]): each
         for each in context.trials
-        if form in each.forms and not (said <= texts_of(each.forms) or texts_of(each.forms) <= said)
+        if form in each.forms and said.isdisjoint(texts_of(each.forms))
     }
     if not subject.right:
         subject.other = next((each.forms[form] for each in others.values()), "")
