@@ -44,6 +44,13 @@ HEAD = [
 ]
 
 
+def add_node(cluster: Any, cpus: int) -> Any:
+    """Start one more raylet and return its node."""
+    # It waits 15 s for its agents to write the ports that they chose.
+    ports = {name: free_port() for name in AGENT_PORTS}
+    return cluster.add_node(num_cpus=cpus, include_dashboard=False, object_store_memory=80_000_000, **ports)
+
+
 @contextmanager
 def ray_cluster(*cpus: int) -> Iterator[Any]:
     """Ray's `Cluster` of so many raylets on this machine, each with so many CPUs; tried again if Ray gives up after its 30 s."""
@@ -53,13 +60,7 @@ def ray_cluster(*cpus: int) -> Iterator[Any]:
         cluster: Any = Cluster()
         try:
             for number in cpus:
-                # A raylet waits 15 s for its agents to write the ports that they chose.
-                cluster.add_node(
-                    num_cpus=number,
-                    include_dashboard=False,
-                    object_store_memory=80_000_000,
-                    **{name: free_port() for name in AGENT_PORTS},
-                )
+                add_node(cluster, number)
             break
         except Exception as error:  # Ray raises no other class
             cluster.shutdown()

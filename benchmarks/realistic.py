@@ -44,7 +44,7 @@ from gymgate.gym.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
 
 TOLD_S = 10.0
-SAMPLED_S = 1.0
+SAMPLED_S = 4.0
 
 
 class Usage(NamedTuple):

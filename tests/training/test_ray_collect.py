@@ -1,4 +1,4 @@
-"""A collection on a Ray cluster of three nodes on this machine, one of which is killed."""
+"""A collection on a Ray cluster of three nodes on this machine, one of which is killed, and another one added."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from benchmarks.ray_nodes import ray_cluster
+from benchmarks.ray_nodes import add_node, ray_cluster
 
 from gymgate.runs.layout import ROLLOUTS
 from gymgate.runs.record import CollectedRollout, read_values
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-def test_a_lost_node_loses_no_rollout(tmp_path: Path) -> None:
+def test_a_node_that_is_lost_and_one_that_is_added_lose_no_rollout(tmp_path: Path) -> None:
     with ray_cluster(1, 1, 1) as cluster:
         found = runtime()
         gym = f"{found.version}@{found.interpreter}" if found.interpreter else found.version
@@ -48,11 +48,13 @@ def test_a_lost_node_loses_no_rollout(tmp_path: Path) -> None:
                 time.sleep(0.05)
             assert process.poll() is None, process.stderr.read() if process.stderr else ""
             cluster.remove_node(cluster.list_all_nodes()[1], allow_graceful=False)
+            added = add_node(cluster, 1)
             _, said = process.communicate(timeout=150)
         assert process.returncode == 0, said
         assert " 3 nodes" in said
         assert "is lost" in said
         assert "2 are left" in said
+        assert f"/{added.node_id[:8]}: " in said
     counted = Counter(
         CollectedRollout.model_validate(value).identity
         for _, value in read_values(tmp_path / "run" / ROLLOUTS)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.ray_nodes import ray_cluster
+from benchmarks.ray_nodes import add_node, ray_cluster
 from pydantic import SecretStr
 
 from gymgate import HTTPEndpoint, RayCluster, Rollout, RolloutLimits, Stack, StackStartError, acquire
@@ -56,7 +56,9 @@ async def until_waiting(policy: Policy, count: int) -> None:
 
 
 async def test_rollouts_spread_and_those_of_a_killed_node_run_again(cluster: Any) -> None:
-    """Two raylets, one killed in the middle of calls: what it had fails, runs again on the other, and nothing else does."""
+    """Two raylets, one killed in the middle of calls: what it had fails, runs again on the other, and nothing else does. One that
+    is added takes the next rollouts.
+    """
     policy = Policy()
     async with acquire(stack_config(), where=RayCluster(cluster.address)) as stack:
         tasks = run(stack, policy, 8)
@@ -79,6 +81,19 @@ async def test_rollouts_spread_and_those_of_a_killed_node_run_again(cluster: Any
         ] * 8
         [status] = (await stack.status())["nodes"].values()
         assert status["rollouts"] == 0
+        policy.go.clear()
+        policy.waiting = 0
+        tasks = run(stack, policy, 4)
+        await until_waiting(policy, 4)
+        await asyncio.to_thread(add_node, cluster, 1)
+        async with asyncio.timeout(120):
+            while len((await stack.status())["nodes"]) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        tasks += run(stack, policy, 4)
+        await until_waiting(policy, 8)
+        assert [status["rollouts"] for status in (await stack.status())["nodes"].values()] == [4, 4]
+        policy.go.set()
+        assert [(await task).reward for task in tasks] == [1.0] * 8
 
 
 @pytest.mark.heavy

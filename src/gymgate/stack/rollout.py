@@ -47,7 +47,7 @@ _KEEPALIVE_S = 2.0
 _MAX_RESULT = 4 * MAX_BODY
 # Within this time a server's death is noticed, and ends its rollouts with the better reason.
 _DEATH_SHOWS_S = 0.5
-UNHEARD_AT_ONCE, UNHEARD_S = 1000, 10.0
+UNHEARD_AT_ONCE, UNHEARD_S = 500, 30.0
 """Rows of a stack that may be posted before their first model call came, and how long each counts. A busy server accepts no
 connection for seconds, and meanwhile the kernel keeps 2,048 for it (uvicorn's backlog) and drops or resets all further ones."""
 
