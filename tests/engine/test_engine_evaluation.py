@@ -63,7 +63,8 @@ def test_an_environment_server_gives_what_it_gives_nemo_gyms_own_collector(
     vllm_url: str, tmp_path: Path
 ) -> None:
     """The release's `single_agent_turn_legacy`, one row at a time at temperature 0: transcript and reward of each row."""
-    from benchmarks.agreement import CASES, VLLM_MODEL, transcript, write_rows
+    from benchmarks.agreement import CASES, VLLM_MODEL, write_rows
+    from benchmarks.doors import transcript
     from benchmarks.engine.server import MODEL
     from benchmarks.gym_collector import SHARED, stock_stack
 

@@ -32,7 +32,8 @@ async def calls_a_tool_then_overflows(seen: Seen) -> web.Response:
 
 def test_both_collectors_give_the_same_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2])  # `benchmarks`
-    from benchmarks.agreement import SERVERS, VLLM_MODEL, Case, by_gym, by_gymgate, write_rows
+    from benchmarks.agreement import SERVERS, VLLM_MODEL, Case, by_gym, write_rows
+    from benchmarks.doors import Job, by_gymgate
     from benchmarks.gym_collector import stock_stack
 
     case = Case("example_single_tool_call", "tool")
@@ -45,7 +46,8 @@ def test_both_collectors_give_the_same_rollouts(tmp_path: Path, monkeypatch: pyt
         ) as stock:
             theirs = by_gym(case, rows, tmp_path / "gym.jsonl", stock)
             bodies = [json.loads(line) for line in (tmp_path / "gym.jsonl").read_text().splitlines()]
-        ours, lines = by_gymgate(case, rows, tmp_path / "gymgate", url, "chat")
+        ours = [*by_gymgate(Job(case.environment, str(rows), {}, False, url))]
+    lines = [json.loads(line) for line in (tmp_path / "rows.gymgate/rollouts.jsonl").read_text().splitlines()]
     assert len(ours) == count == 3
     assert ours == theirs
     assert all(outcome.reward is not None for outcome in ours)

@@ -180,7 +180,8 @@ def test_nemo_gyms_own_collector_gives_the_same_row_by_row(
 ) -> None:
     """Through the environment server of the release's config, which the collector sends rows to as well."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2])  # `benchmarks`
-    from benchmarks.agreement import VLLM_MODEL, transcript
+    from benchmarks.agreement import VLLM_MODEL
+    from benchmarks.doors import transcript
     from benchmarks.gym_collector import SHARED, stock_stack
 
     rows = tmp_path / "rows.jsonl"

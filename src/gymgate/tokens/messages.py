@@ -61,13 +61,17 @@ def _refusal(name: str, value: object, why: str) -> PolicyError:
 
 
 def renderable(messages: Sequence[Message]) -> list[Message]:
-    """Messages as the renderer wants them: each with a content, developer as system."""
+    """Messages as the renderer wants them: each with one text as its content, developer as system.
+
+    Text parts are joined as vLLM joins them for a chat template that takes texts: others would write a list's Python form.
+    """
     return [_renderable(message) for message in messages]
 
 
 def _renderable(message: Message) -> Message:
     out = {name: value for name, value in message.items() if value is not None}
-    out["content"] = out.get("content") or ""
+    content = out.get("content") or ""
+    out["content"] = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
     if out["role"] == "developer":
         out["role"] = "system"
     return out
