@@ -163,9 +163,9 @@ def by_inspect(job: Job) -> Iterator[Outcome]:
     (log,) = evaluate(
         "gymgate/nemo_gym",
         task_args={**arguments, "timeout_s": TIMEOUT_S},
-        model=f"openai/{MODEL}",
+        model=f"vllm/{MODEL}",  # `openai/` takes an unknown name for a model that refuses a temperature
         model_base_url=f"{job.url}/v1",
-        model_args={"responses_api": job.dialect == "responses", "api_key": "none"},
+        model_args={"api_key": "none"},
         max_samples=1,
         max_connections=1,
         fail_on_error=False,
@@ -174,7 +174,7 @@ def by_inspect(job: Job) -> Iterator[Outcome]:
     )
     if log.error:
         raise RuntimeError(log.error.message)
-    for sample in log.samples:
+    for sample in sorted(log.samples, key=lambda each: each.metadata["nemo_gym"]["line"]):
         usages = sample.model_usage.values()
         read = sum(each.input_tokens + (each.input_tokens_cache_read or 0) for each in usages)
         usage = counted(read, sum(each.output_tokens for each in usages))

@@ -105,3 +105,21 @@ async def test_what_would_have_no_effect_is_refused(fields: dict[str, Any], name
 )
 async def test_what_the_policy_does_anyway_is_accepted(fields: dict[str, Any]) -> None:
     assert await ask(**fields) == [[1]]
+
+
+async def test_a_template_gets_texts_as_vllm_gives_them() -> None:
+    """Text parts become one text; a template that takes texts would write the list's Python form into the prompt."""
+    shown: list[Any] = []
+
+    class Recording(Renderer):
+        def render_ids(self, messages: list[Any], **_: Any) -> list[int]:
+            shown.extend(messages)
+            return [1]
+
+    async def engine(prompt_ids: list[int], sampling: dict[str, Any]) -> Sample:
+        return Sample([2], [-0.1], "stop")
+
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    policy = TokenPolicy(CallableEngine(engine), Recording())
+    await policy.conversation()({"messages": [{"role": "user", "content": parts}]})
+    assert shown == [{"role": "user", "content": "one\ntwo"}]
