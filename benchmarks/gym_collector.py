@@ -75,6 +75,7 @@ class Stock:
             f"+num_samples_in_parallel={concurrency}",
             "+head_server.host=127.0.0.1",
             f"+head_server.port={self.head_port}",
+            "+route_failures_to_sidecar=true",  # else a failed rollout ends the run
         ]
         done = subprocess.run(
             [self.runtime.python.parent / "gym", "eval", "run", "--no-serve", *arguments],
