@@ -120,7 +120,7 @@ def by_gymgate(job: Job) -> Iterator[Outcome]:
     if len(lines) != len(job.rows):
         raise RuntimeError(f"gymgate run ended with {done.returncode}:\n{done.stderr[-3000:]}")
     for line in sorted(lines, key=lambda each: each["line"]):
-        yield outcome(line, line.get("reward"), policy_usage(line["calls"]))
+        yield outcome(line, line.get("reward"), policy_usage(line.get("calls") or []))
 
 
 def by_verifiers(job: Job) -> Iterator[Outcome]:
@@ -163,9 +163,9 @@ def by_inspect(job: Job) -> Iterator[Outcome]:
     (log,) = evaluate(
         "gymgate/nemo_gym",
         task_args={**arguments, "timeout_s": TIMEOUT_S},
-        model=f"vllm/{MODEL}",  # `openai/` takes an unknown name for a model that refuses a temperature
+        model=f"openai-api/local/{MODEL}",  # `openai/` drops the temperature of a model that is not OpenAI's
         model_base_url=f"{job.url}/v1",
-        model_args={"api_key": "none"},
+        model_args={"api_key": "none", "responses_api": job.dialect == "responses"},
         max_samples=1,
         max_connections=1,
         fail_on_error=False,
