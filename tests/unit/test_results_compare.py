@@ -15,6 +15,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from gymgate.cli import cli
 from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.compare import command
 from gymgate.core.errors import ConfigError, DataError
@@ -186,6 +187,28 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(command, ["base", "tuned", "--fail-if-worse", "0"]).exit_code == 0
     refused = CliRunner().invoke(command, ["base", "tuned", "base", "-o", "c.html"])
     assert isinstance(refused.exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (("export", "a", "--to", "gym"), "run.json"),
+        (("export", "a", "--to", "rows"), "rows.txt"),
+        (("aggregate", "a"), "rollouts.jsonl"),
+        (("report", "a"), "rollouts.jsonl"),
+        (("compare", "a", "a"), "failures.jsonl"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_writes_over_a_file_of_a_run(
+    write: Sequence[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("a"), [[1.0]])
+    before = {path.name: path.read_bytes() for path in Path("a").iterdir()}
+    done = CliRunner().invoke(cli, [*write, "-o", f"a/{name}"])
+    assert (done.exit_code, f"a/{name}" in done.stderr) == (2, True), done.output
+    assert {path.name: path.read_bytes() for path in Path("a").iterdir()} == before
 
 
 def test_a_replay_is_named_by_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

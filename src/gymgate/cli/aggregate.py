@@ -13,7 +13,7 @@ import click
 
 from gymgate.cli.metrics_tables import print_costs, print_results
 from gymgate.cli.options import (
-    FILE,
+    OUTPUT_FILE,
     json_option,
     k_option,
     keep_option,
@@ -47,10 +47,12 @@ class AggregatedRuns(RunSummary):
     "--output",
     "outputs",
     multiple=True,
-    type=FILE,
+    type=OUTPUT_FILE,
     help="Write the metrics of each task: .jsonl, .csv or .parquet. Repeatable.",
 )
-@click.option("--summary", type=FILE, help="Write the metrics of each environment: .jsonl, .csv or .parquet.")
+@click.option(
+    "--summary", type=OUTPUT_FILE, help="Write the metrics of each environment: .jsonl, .csv or .parquet."
+)
 @keep_option
 @click.option(
     "--answer-key",

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from gymgate.cli.metrics_tables import shown_number
-from gymgate.cli.options import FILE, FiniteRange, json_option, overlap_option, wide_option
+from gymgate.cli.options import OUTPUT_FILE, FiniteRange, json_option, overlap_option, wide_option
 from gymgate.cli.output import Column, echo, log, log_next, print_columns, print_json
 from gymgate.core.errors import ConfigError
 from gymgate.results.compare import (
@@ -80,7 +80,7 @@ class ComparedRuns:
 @click.option(
     "-o",
     "--output",
-    type=FILE,
+    type=OUTPUT_FILE,
     help="Write an HTML file with the conversations of the rows that differ, side by side. With one B.",
 )
 @overlap_option

@@ -10,8 +10,8 @@ import click
 from gymgate.cli.environments import environment_configs, writable_path
 from gymgate.cli.options import (
     DIRECTORY,
-    FILE,
     OTHER,
+    OUTPUT_FILE,
     agent_option,
     config_option,
     env_var_option,
@@ -138,7 +138,7 @@ def _print(manifest: Manifest, target: Path) -> None:
 
 @command.command("blend")
 @click.argument("files", nargs=-1, required=True, metavar="FILE[:WEIGHT[:CAP]]...")
-@click.option("-o", "--output", type=FILE, required=True, help="File to write.")
+@click.option("-o", "--output", type=OUTPUT_FILE, required=True, help="File to write.")
 @number_option("-n", "--rows", help="Rows to write at most. [all]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order.")
 @json_option

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.options import keep_option, overlap_option
+from gymgate.cli.options import OUTPUT, keep_option, overlap_option
 from gymgate.cli.output import log, log_next
 from gymgate.core.errors import ConfigError
 from gymgate.results.atif import export_trajectories
@@ -42,7 +42,7 @@ EXPORTS = {
     "-o",
     "--output",
     required=True,
-    type=click.Path(path_type=Path),
+    type=OUTPUT,
     metavar="FILE|DIR",
     help="File to write; for atif, a directory that is not there yet.",
 )

@@ -26,6 +26,7 @@ from gymgate.core.config import (
     StackConfig,
 )
 from gymgate.results.trackers import LIBRARIES
+from gymgate.runs.layout import FAILURES, ROLLOUTS, ROWS, RUN
 from gymgate.runs.metrics import parse_ks
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import parse_shard
@@ -230,7 +231,19 @@ class FiniteRange(click.FloatRange, Finite):
     """A finite number within a range."""
 
 
+class _Output(click.Path):
+    """Where a command writes: nothing that a run's directory is made of."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(value)
+        if path.name in (RUN, ROWS, ROLLOUTS, FAILURES) and (path.parent / RUN).exists():
+            self.fail(f"{path} is a file of the run in {path.parent}; write elsewhere.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 FILE = click.Path(path_type=Path, dir_okay=False)
+OUTPUT_FILE = _Output(path_type=Path, dir_okay=False)
+OUTPUT = _Output(path_type=Path)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.options import FILE, overlap_option, per_task_option, price_option, tasks_option
+from gymgate.cli.options import OUTPUT_FILE, overlap_option, per_task_option, price_option, tasks_option
 from gymgate.cli.output import echo, log_next
 from gymgate.results.report import write_report
 from gymgate.runs.aggregate import Runs
@@ -18,7 +18,7 @@ from gymgate.runs.costs import Price
 
 @click.command("report")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@click.option("-o", "--output", type=FILE, help="File to write. [report.html in the first RUN]")
+@click.option("-o", "--output", type=OUTPUT_FILE, help="File to write. [report.html in the first RUN]")
 @tasks_option
 @per_task_option
 @overlap_option
