@@ -241,6 +241,13 @@ async def test_answers_that_the_environment_holds_for_equal_in_both_rows_are_equ
     assert (None if given is None else len(given.flagged)) == flags
 
 
+async def test_lists_that_share_an_alternative_lend_each_other_no_wrong_answer() -> None:
+    lists = (["France", "Spain"], ["Spain", "Portugal"], ["Portugal", "France"])
+    rows = [row(r"Which? Use \boxed{}.", answer=alternatives) for alternatives in lists]
+    probes = await probed(rows, lambda row, text: text in [rf"\boxed{{{each}}}" for each in row["answer"]])
+    assert {"wrong answer", "another row's answer"} <= probes.missing.keys()
+
+
 async def test_other_calls_that_are_paid_are_flagged() -> None:
     rows = [row(ground_truth=[{**CALL, "name": name}]) for name in ("send", "stop")]
     any_call = await probed(rows, lambda row, text: text in ("send", "stop"))

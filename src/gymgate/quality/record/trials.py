@@ -286,10 +286,15 @@ async def _prepare(context: MeasurementContext, subject: Subject, full: float) -
     """
     subject.phrasing = next(each for each, reward in subject.rewards.items() if reward >= full)
     form, said = subject.phrasing.form, texts_of(subject.forms)
+
+    def is_other(texts: frozenset[str]) -> bool:
+        """Calls of several rows have arguments in common; an answer that another row's list holds too may be right here."""
+        return said.isdisjoint(texts) if subject.right else not (said <= texts or texts <= said)
+
     others = {
         str(each.forms[form]): each
         for each in context.trials
-        if form in each.forms and said.isdisjoint(texts_of(each.forms))
+        if form in each.forms and is_other(texts_of(each.forms))
     }
     if not subject.right:
         subject.other = next((each.forms[form] for each in others.values()), "")
