@@ -85,7 +85,7 @@ async def test_rollouts_spread_and_those_of_a_killed_node_run_again(cluster: Any
         policy.waiting = 0
         tasks = run(stack, policy, 4)
         await until_waiting(policy, 4)
-        await asyncio.to_thread(add_node, cluster, 1)
+        add_node(cluster, 1)  # in the main thread, where Ray sets signals
         async with asyncio.timeout(120):
             while len((await stack.status())["nodes"]) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
