@@ -124,9 +124,8 @@ def remove_leftovers(containers: list[Leftover]) -> None:
 def _containers(label: str) -> list[dict[str, Any]]:
     """Return what docker says of the containers with a label, those that have ended included."""
     listed = _docker("ps", "-a", "--filter", f"label={label}", "--format", "{{json .}}")
-    return [
-        codec.loads(line) for line in listed.encode().splitlines()
-    ]  # a text's own would split at a label's U+0085
+    lines = listed.encode().splitlines()  # of bytes: those of a text would also end at a label's U+0085
+    return [codec.loads(line) for line in lines]
 
 
 def _docker(*words: str) -> str:

@@ -56,10 +56,8 @@ _DIGESTED = (".py", ".yaml", ".yml", ".toml", ".txt", ".jsonl")
 
 def _digest(environment: Environment) -> str:
     """A hash of the environment's files: code, configs and rows."""
-    root, digest = (
-        environment.path if environment.path.is_dir() else environment.path.parent,
-        hashlib.sha256(),
-    )
+    root = environment.path if environment.path.is_dir() else environment.path.parent
+    digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
         hidden = any(part.startswith((".", "__pycache__")) for part in name.parts)
