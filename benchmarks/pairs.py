@@ -91,7 +91,7 @@ def measure(checkout: Path, url: str, args: argparse.Namespace) -> dict[str, flo
         environment["GYMGATE_CACHE"] = str(args.cache)
     python = str(checkout / ".venv" / "bin" / "python")
     with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as output:
-        settings = [url, str(args.rollouts), str(args.concurrency), str(here)]
+        settings = [url, str(args.rollouts), str(args.concurrency), str(checkout)]
         printed = _run([python, "-c", PROGRAM, *settings], environment)
         figures: dict[str, float] = json.loads(printed.splitlines()[-1])
         job = ["-n", "1", "-r", "100", "-c", "20", "-o", output]
