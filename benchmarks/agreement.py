@@ -126,7 +126,6 @@ CASES = (
     Case("string_match", "overflow, failure", change=asking_too_much),
     Case("gpqa_diamond", "one turn"),
     Case("ragtruth", "one turn"),
-    Case("spartqa", "one turn"),
     Case("example_multi_turn_gymnasium", "several turns, overflow", agent="agent", change=overflowing_later),
     Case(
         "example_single_tool_call",

@@ -207,7 +207,8 @@ def wait_until_ready(process: subprocess.Popen[bytes], log: Path, timeout_s: flo
     deadline = time.monotonic() + timeout_s
     while not re.search(r"All \d+ / \d+ servers ready", log.read_text()):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"gym env start did not get ready:\n{log.read_text()[-2000:]}")
+            parts = log.read_text().split("Found global config dict yaml")  # long, and no help
+            raise RuntimeError(f"gym env start did not get ready:\n{parts[0][-2000:]}\n{parts[-1][-2000:]}")
         time.sleep(0.1)
 
 
