@@ -135,6 +135,13 @@ def test_commands_are_real() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_rows_of_tables_belong_to_a_table(name: str) -> None:
+    """A row behind an empty line is a paragraph of bars."""
+    rows = [token.content for token in tokens(ROOT / name) if token.type == "inline" and token.level == 1]
+    assert [row for row in rows if row.startswith("| ")] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_programs_are_python(name: str) -> None:
     for block in blocks(ROOT / name, "python"):
         whole = block.replace(", ...)", ")")  # what a program leaves out
