@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -142,6 +143,12 @@ BUNDLE = {
             (None, [7, 8], [-0.5, -0.25]),
         ),
         ("messages", {"content": []}, (None, None, None)),
+        ("chat", {"choices": [{"message": {"generation_token_ids": [math.inf]}}]}, (None, None, None)),
+        (
+            "chat",
+            {"choices": [{"logprobs": {"content": [{"token": f"token_id:{'7' * 5000}", "logprob": -1}]}}]},
+            (None, None, [-1.0]),
+        ),
     ],
 )
 def test_token_data(dialect: Dialect, answer: Json, expected: tuple[Any, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,15 @@ def test_an_agents_own_way_of_saying_that_it_broke_down(
     assert made["error"]["message"].startswith("agent 'mine' reports a failure: ")
     assert told in made["error"]["message"]
     assert results.interpret_result({"reward": 0.0, **result}, agent_type="simple_agent")["reward"] == 0.0
+
+
+def test_a_models_text_in_a_result_holds_nobody_up() -> None:
+    """The daemon reads results for all rollouts: these took it minutes each."""
+    began = time.process_time()
+    assert breakdown({"container_stderr": "[\n" * 100_000}) is None
+    reason = f"\n{'Error' * 20_000}"
+    assert breakdown({"agent_error": reason}, "browsecomp_agent") == reason[1:401]
+    assert time.process_time() - began < 2
 
 
 def test_of_a_chain_of_exceptions_the_last_is_the_reason() -> None:

@@ -18,8 +18,10 @@ import orjson
 import pytest
 
 from gymgate.core.errors import ConfigError, DataError
+from gymgate.gateway.dialects import usage_of
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
+from gymgate.rollouts.result import LARGEST, measurement_fields
 from gymgate.rollouts.row import make_row
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.layout import read_run, run_directories
@@ -60,6 +62,26 @@ def test_a_line_names_its_rollout_whatever_its_seed(seed: int | None) -> None:
     kept = collected(planned, rollout(), 0)
     assert read(to_line(kept)).identity == planned.identity
     assert abs(kept.finished - time.time()) < 600
+
+
+def test_whatever_a_result_measures_can_be_read_again() -> None:
+    """One rollout's time in nanoseconds made its whole run unreadable."""
+    result = {"reward": 1.0, "time_ns": 1.7e18, "large": LARGEST, "reward_parts": {}, "reward_low": -LARGEST}
+    fields = measurement_fields(result, b"{}", "key")
+    kept = collected(job(), rollout(**fields), 0)
+    assert read(to_line(kept)).metrics == {"time_ns": 1.7e18, "large": LARGEST}
+    assert read(to_line(kept)).reward_parts == {"reward_low": -LARGEST}
+
+
+@pytest.mark.parametrize("count", [1 << 32, 1 << 60, 10**30])
+def test_whatever_an_endpoint_counts_can_be_read_again(count: int) -> None:
+    """A count beyond 53 bits made the whole run unreadable."""
+    usage = usage_of({"usage": {"prompt_tokens": count, "completion_tokens": 1}}, "chat")
+    calls = [ModelCall(index=0, dialect="chat", usage=usage)] * 1000
+    known = count if count <= 1 << 32 else None
+    assert read(to_line(collected(job(), rollout(calls=calls), 0))).calls[0].usage.input_tokens == known
+    failed = collected(job(), failed_rollout().model_copy(update={"calls": calls}), 0)
+    assert (read(failure_line(failed, final=True)).tokens["policy_model"] is None) == (known is None)
 
 
 def test_a_line_of_another_version_is_read_too() -> None:

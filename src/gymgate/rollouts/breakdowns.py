@@ -25,14 +25,15 @@ _REASONS = (
 _NO_REASON = "the agent gives no reason"
 _SCORING_SANDBOX = "verifier_sandbox_observation.error_type"
 _CVDP_SANDBOX = re.compile(
-    r"^\[[^]]*\] ((?:sandbox (?:create|operation)|workspace (?:setup|snapshot)) failed for service .*)",
+    r"^\[[^]\n]*\] ((?:sandbox (?:create|operation)|workspace (?:setup|snapshot)) failed for service .*)",
     re.MULTILINE,
 )
 _BROWSER = re.compile("browser session not found|browser unreachable")
 _TIMEOUT = re.compile("timeout|timed out", re.IGNORECASE)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_EXCEPTION = re.compile(r"(?<=\n)[A-Za-z_][\w.]*(?:Error|Exception)\w*: ")
-"""The line of a traceback that says what was raised."""
+_RAISED = re.compile(r"(?<=\n)[A-Za-z_][\w.]*: ")
+"""The line of a traceback that says what was raised, if the name is one of an exception: what it holds may be a model's text,
+and a pattern that looks for `Error` in it takes minutes for a long word."""
 _TIMED_OUT = 124
 """Status of a program that `timeout` ended."""
 
@@ -132,7 +133,9 @@ SCORINGS: Mapping[str, Callable[[Result, Mapping[str, Any]], str | None]] = Mapp
 def _raised(reason: str) -> str:
     """Return what was raised, without the traceback before it, which Ray colours."""
     plain = _COLOUR.sub("", reason)
-    return plain[starts[-1].start() :] if (starts := [*_EXCEPTION.finditer(plain)]) else plain
+    names = ((line.start(), line[0].rpartition(".")[2]) for line in _RAISED.finditer(plain))
+    starts = [start for start, name in names if "Error" in name or "Exception" in name]
+    return plain[starts[-1] :] if starts else plain
 
 
 def _last_line(text: Any) -> str:

@@ -14,12 +14,14 @@ from gymgate.core.errors import ErrorKind
 from gymgate.rollouts.answers import answer_of
 from gymgate.rollouts.outcome import Outcome, outcome_of
 from gymgate.rollouts.record import RolloutStatus
-from gymgate.rollouts.result import number
+from gymgate.rollouts.result import LARGEST, number
 from gymgate.runs.costs import Real, Stored, StoredCall, Text, Tokens, Whole, tokens_of_calls
 from gymgate.runs.plan import Identity
 from gymgate.runs.record import CollectedRollout, line_error
 
 RowKey = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{16}$")]
+Figure = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]
+"""What `number` takes of a result."""
 TaskKey = tuple[str, str, int]
 """Environment, row key and occurrence: what the rollouts of a task have in common."""
 Order = tuple[int, int]
@@ -80,8 +82,8 @@ class Attempt(Stored):
     """What cut a truncated rollout short."""
     reward: Any = None
     """As it is stored; `outcome` has what counts."""
-    reward_parts: dict[Text, Real] | None = None
-    metrics: dict[Text, Real] | None = None
+    reward_parts: dict[Text, Figure] | None = None
+    metrics: dict[Text, Figure] | None = None
     error: StoredError | None = None
     final: bool = True
     """For a failed attempt: whether no further one followed."""

@@ -129,7 +129,10 @@ def split_think_tags(content: str) -> tuple[list[str], str]:
     """Split off the texts inside complete `<think>` tags from the content, as NeMo Gym's model server does."""
     if "<think>" not in content:
         return [], content
-    return _THINK.findall(content), _THINK.sub("", content)
+    # No further than the last end: looking for one behind each of a thousand beginnings takes minutes.
+    end = content.rfind("</think>") + len("</think>")
+    complete, rest = content[:end], content[end:]
+    return _THINK.findall(complete), _THINK.sub("", complete) + rest
 
 
 def set_reasoning(message: Json, reasoning: str, style: ReasoningStyle) -> None:

@@ -9,6 +9,8 @@ from gymgate.gateway.dialects.reading import Json, objects, part_of
 from gymgate.rollouts.record import Usage
 
 _TOKEN_ID = "token_id:"
+_MOST_TOKENS = 1 << 32
+"""Of one call. A larger count is none, and the sums of such counts could not be read again."""
 
 
 def usage_of(answer: Json, dialect: Dialect) -> Usage:
@@ -40,7 +42,8 @@ def _anthropic_usage(usage: Json) -> Usage:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
+    return value if is_count else None
 
 
 def _detail(usage: Json, group: str, name: str) -> Any:
@@ -201,12 +204,12 @@ def _of_responses(answer: Json) -> tuple[Any, Any, Any]:
     return None, _ids_in_tokens(content), [entry.get("logprob") for entry in content]
 
 
-def _ids_in_tokens(content: list[Json]) -> list[int] | None:
+def _ids_in_tokens(content: list[Json]) -> list[str] | None:
     tokens = [str(entry.get("token")) for entry in content]
     if not tokens or not all(token.startswith(_TOKEN_ID) for token in tokens):
         return None
     digits = [token.removeprefix(_TOKEN_ID) for token in tokens]
-    return [int(digit) for digit in digits] if all(digit.isdecimal() for digit in digits) else None
+    return digits if all(digit.isdecimal() for digit in digits) else None
 
 
 def _list_of(value: Any, kind: type) -> list[Any] | None:
@@ -215,5 +218,5 @@ def _list_of(value: Any, kind: type) -> list[Any] | None:
         return None
     try:
         return [kind(entry) for entry in value]
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return None
