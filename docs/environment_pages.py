@@ -205,7 +205,10 @@ def findings_page(records: Iterable[CheckResult]) -> str:
         commands = dict.fromkeys(reproducing(record, finding) for record, finding in found)
         lines += ["```bash", *commands, "```", ""]
     if unread:
-        read, ours = (sum(len(each.probes) for each in judgements) for judgements in (proofs(), dismissals()))
+        read, ours = (
+            sum(len(each.probes) * len(each.environments) for each in judgements)
+            for judgements in (proofs(), dismissals())
+        )
         suspected = SUSPECTED.format(read=read + ours, ours=ours)
         lines += [unsearched("Suspicions"), "", suspected, ""]
         lines += table(

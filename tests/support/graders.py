@@ -123,6 +123,11 @@ NODES = [
 ]
 INDICES = [row(f"Which one? {BOX}", answer=number) for number in ("1", "2", "4")]
 GRIDS = [row(f"Which grid? {BOX}", answer=[[n, 0], [0, n]]) for n in (1, 2, 3)]
+LABELLED = [
+    row("Is it? End with <judgement>...</judgement>.", answer=f"Judgement: {said}", n=n)
+    for n, said in enumerate(("Yes", "No", "Yes"))
+]
+OBJECTS = [row(f"The code is {n}.", answer=json.dumps({"code": n, "granted": True})) for n in range(3)]
 BOXED = [row(f"Which? {BOX}", answer=rf"\boxed{{{inner}}}", inner=inner) for inner in ("ab", "cd", "ef")]
 
 
@@ -250,6 +255,16 @@ def honest_grid(row: Row, text: str) -> bool:
     return re.findall(r"\[\[[\d, \[\]]*\]\]", text) == [json.dumps(row["answer"], separators=(",", ":"))]
 
 
+def honest_label(row: Row, text: str) -> bool:
+    """Read the first label."""
+    return re.findall(r"Judgement: \w+", text)[:1] == [row["answer"]]
+
+
+def honest_object(row: Row, text: str) -> bool:
+    """Look for what the object, which is no answer, wants said."""
+    return all(each in text for each in json.loads(row["answer"]))
+
+
 def honest_inner_box(row: Row, text: str) -> bool:
     """Read the inner box of the last one."""
     return re.findall(r"\\boxed\{([^{}]*)\}", text)[-1:] == [row["inner"]]
@@ -371,10 +386,13 @@ CLEAN: Mapping[str, tuple[list[Row], Grader]] = {
     "indices": (INDICES, honest_index),
     "grids": (GRIDS, honest_grid),
     "boxes in boxes": (BOXED, honest_inner_box),
+    "labels": (LABELLED, honest_label),
+    "objects of the grader": (OBJECTS, honest_object),
     "tools": (CALLS, honest_tools),
     "actions": (ACTIONS, honest_calls),
     "sets": (SETS, honest_set),
     "an endpoint that knows no answer": (TOWNS, telling(lambda row, text: 0)),
+    "an endpoint that pays for the form": (TOWNS, telling(lambda row, text: 0.5 * ("boxed" in text))),
     "programs": (PROGRAMS, honest_tests),
 }
 """Rows and an honest grader."""

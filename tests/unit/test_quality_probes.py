@@ -96,7 +96,7 @@ async def test_a_flag_is_a_finding_once_the_code_was_read(monkeypatch: pytest.Mo
     record = await checked(*PLANTED["negation"][:2])
     assert ([*findings(record)], [each.probe for each in suspicions(record)]) == ([], ["negated"])
     proof = Proof(
-        environment="config/e",
+        environments=("config/e",),
         nemo_gym="0.7.0",
         probes=("negated",),
         file="app.py",

@@ -83,7 +83,7 @@ def test_a_proof_belongs_to_flags() -> None:
     for proof in proofs():
         assert proof.line > 0
         assert proof.reason
-        assert {(proof.environment, probe, False) for probe in proof.probes} <= flags, proof
+        assert {(name, probe, False) for name in proof.environments for probe in proof.probes} <= flags, proof
 
 
 def test_info_shows_them() -> None:

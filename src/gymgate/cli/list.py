@@ -177,7 +177,7 @@ def _wrong_rewards(environment: Environment, release: str) -> list[str]:
     from gymgate.quality.record.findings import proofs
 
     known = [
-        each for each in proofs() if (each.environment, each.nemo_gym) == (environment.known_as, release)
+        each for each in proofs() if environment.known_as in each.environments and each.nemo_gym == release
     ]
     return [f"{each.file}:{each.line}: {each.reason}" for each in known]
 

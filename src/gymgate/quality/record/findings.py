@@ -37,8 +37,8 @@ SUSPICIONS: frozenset[FindingKind] = frozenset({
 class Dismissal(Config):
     """Flags that the grader's code does not bear out: an error of the probe."""
 
-    environment: str
-    """`KIND/NAME`."""
+    environments: tuple[str, ...]
+    """`KIND/NAME` of each."""
     nemo_gym: str
     """Release."""
     probes: tuple[ProbeName, ...]
@@ -72,11 +72,11 @@ Judgement = TypeVar("Judgement", bound=Dismissal)
 
 def _by_probe(judgements: Iterable[Judgement], record: CheckResult) -> dict[ProbeName, Judgement]:
     """Return the judgements on a record's flags."""
-    name = (f"{record.kind}/{record.environment}", record.nemo_gym)
+    name = f"{record.kind}/{record.environment}"
     return {
         probe: judgement
         for judgement in judgements
-        if (judgement.environment, judgement.nemo_gym) == name
+        if name in judgement.environments and judgement.nemo_gym == record.nemo_gym
         for probe in judgement.probes
     }
 

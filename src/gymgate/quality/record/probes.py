@@ -59,6 +59,7 @@ _ANY_ORDER = re.compile(
     r"\b(?:any order|order does(?: not|n't) matter|regardless of (?:the |their )?order|unordered)\b", re.I
 )
 _IN_ORDER = re.compile(r"\b(?:then|after that|afterwards|before|first)\b", re.I)
+_MARKED = re.compile(r"boxed|^\w+: ")
 _ACTION = re.compile(
     r"(?:^|_)(?:send|create|add|book|transfer|post|order|buy|pay|append|insert|submit|schedule)(?:_|$)", re.I
 )
@@ -116,9 +117,10 @@ class Subject:
 
     @property
     def right(self) -> str:
-        """Its right answer as text, in the form that is accepted; empty if that is calls of tools."""
+        """Its right answer as text, in the form that is accepted; empty if that is calls of tools, or an object, which may
+        be what the grader works with."""
         said = self.forms["answer" if self.phrasing.form == "JSON" else self.phrasing.form]
-        return said if isinstance(said, str) else ""
+        return said if isinstance(said, str) and not said.startswith("{") else ""
 
     @property
     def calls(self) -> Calls:
@@ -145,9 +147,9 @@ class Subject:
 
     @property
     def is_in_words(self) -> bool:
-        """Whether words next to its answer change what it says: not of grids, nor of boxes in boxes."""
+        """Whether words next to its answer change what it says: not of grids, nor of answers with their own box or label."""
         is_said = bool(re.search("[A-Za-z]", self.right)) or number_of(self.right) is not None
-        return is_said and "boxed" not in self.right
+        return is_said and not _MARKED.search(self.right)
 
     @property
     def has_format(self) -> bool:
@@ -234,7 +236,7 @@ def _by_endpoint(row: Subject) -> list[Said]:
             call = {"type": "function_call", "name": "verify", "arguments": codec.dumps(asked).decode()}
             return respond([call], request)
         told = re.search(r'"reward": *(\d+(?:\.\d+)?)', results[0])
-        if told is None or not float(told[1]):
+        if told is None or float(told[1]) < (row.best or 0.0):
             return respond([message(MADE_UP)], request)
         return respond(items[len(results) - 1 :][:1] or [DONE], request)
 

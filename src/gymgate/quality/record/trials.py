@@ -297,7 +297,7 @@ async def _prepare(context: MeasurementContext, subject: Subject, full: float) -
         if form in each.forms and is_other(texts_of(each.forms))
     }
     if not subject.right:
-        subject.other = next((each.forms[form] for each in others.values()), "")
+        subject.other = next((each.forms[form] for each in others.values() if subject.calls), "")
         return
     scorer = Scorer(context)
     policy = constant_policy(subject.say(subject.right))
