@@ -108,10 +108,10 @@ def command(context: click.Context, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would be removed without removing it.")
 @json_option
 def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: bool) -> None:
-    """Remove runtimes, commands, downloads and indexes that were not used for a while.
+    """Remove what was not used for a while.
 
-    Also removes Docker containers of stacks that are gone. Whatever a running stack or another process uses stays. gymgate
-    makes or downloads again what it needs later. uv has its own cache: `uv cache prune`.
+    That is runtimes, commands, downloads and indexes, and Docker containers of stacks that are gone. What a running stack or
+    another process uses stays. gymgate later rebuilds or downloads what it needs. uv has its own cache: `uv cache prune`.
     """
     from gymgate.gym.runtime.cache import clean
     from gymgate.gym.runtime.containers import describe_unjudged, leftovers, remove_leftovers

@@ -123,7 +123,7 @@ SHOWN_OPTIONS = (
     "--rows-only",
     is_flag=True,
     help="Only read the rows: duplicates, answers in prompts, rows in two splits. Starts no server. With --record, the rest "
-    "of the record in DIR, else of the one that ships with gymgate, stays.",
+    "of the record stays as it is in DIR, or as it ships with gymgate.",
 )
 @option(
     "Measurements",
@@ -141,8 +141,8 @@ SHOWN_OPTIONS = (
     "--section",
     "sections",
     type=click.Choice(get_args(SectionName)),
-    help="Measure only this section of the record. Repeatable. With --record, the rest of the record in DIR, else of the one "
-    "that ships with gymgate, stays. [all; policy with -b]",
+    help="Measure only this section of the record. Repeatable. With --record, the rest of the record stays as it is in DIR, "
+    "or as it ships with gymgate. [all; policy with -b]",
 )
 @field_option(
     "Measurements",
@@ -184,10 +184,9 @@ def command(
 ) -> None:
     """Replay recorded rollouts and compare the rewards.
 
-    Sets environments up and starts each. Prints a verdict per environment: match, differs, blocked (and by what),
-    incomplete, failed, with the rewards that differ, or the exception of a server. Exits with 1 if one differs or failed.
-    Judges give their recorded answers unless --judge gives an endpoint. ENV may be the path of a config file, which
-    is checked anew each time.
+    Starts each environment, replays its recorded rollouts and prints a verdict: match, differs (with the rewards), blocked (by
+    what), incomplete, or failed (with the server's exception). Exits with 1 if an environment differs or failed. Judges give
+    their recorded answers unless --judge gives an endpoint. ENV can also be the path of a config file.
 
     With --record, -b or a threshold it also measures the environment's quality, which takes a few minutes more, and exits
     with 1 if a threshold is not met.

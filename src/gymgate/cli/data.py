@@ -81,11 +81,11 @@ def prepare(
     script_arguments: tuple[str, ...],
     **_: Any,
 ) -> None:
-    """Download the data of an environment or benchmark and write rows that run.
+    """Download the data of an environment or benchmark.
 
-    Runs NeMo Gym's own preparation: the dataset's prepare() or download, in NeMo Gym's environment. Fills raw rows
-    into their prompt, checks every row, adds agent_ref, and leaves train.jsonl, validation.jsonl or benchmark.jsonl
-    with a manifest.json. What was fetched once is kept, so that the next time needs no network.
+    Runs NeMo Gym's own preparation: the dataset's prepare() or download, in NeMo Gym's virtual environment. Fills raw rows
+    into their prompt, checks every row, adds agent_ref, and writes train.jsonl, validation.jsonl or benchmark.jsonl with a
+    manifest.json. Downloads are kept, so the next time needs no network.
 
     \b
       gymgate data prepare workplace_assistant

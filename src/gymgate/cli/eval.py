@@ -122,13 +122,13 @@ def run(
     sampling: Mapping[str, Any],
     **_: Any,
 ) -> int:
-    """Run NeMo Gym environments through verifiers' eval; TASKSET defaults to nemo-gym-env.
+    """Run NeMo Gym environments through verifiers' eval.
 
-    It writes verifiers' traces and takes its options. `gymgate run` runs the same environments without verifiers, on several
-    endpoints if need be, and keeps rollouts that resume and that report, compare and export read.
+    It writes verifiers' traces and takes verifiers' options. TASKSET is nemo-gym-env unless you give another. `gymgate run` runs
+    the same environments without verifiers; report, compare and export read its runs.
 
     Without an endpoint (-b) the recorded rollouts that NeMo Gym ships are replayed: no model, no key. Without --rows the
-    default environment runs one row, every other environment all of its rows.
+    default environment runs one row, every other environment all its rows.
 
     \b
       gymgate eval run

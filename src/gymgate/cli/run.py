@@ -73,7 +73,7 @@ SHOWN_OPTIONS = (
     metavar="N|LIST",
     help="Seeds sent to the policy: 4 is 0-3; or a list, 3,5,7-9.",
 )
-@env_option("named", "Environment of FILE's rows.", "found by the agents that they name")
+@env_option("named", "Environment of FILE's rows.", "found by their agent_ref")
 @shard_option
 @option(
     "Rows",

@@ -48,7 +48,7 @@ GRACE_S = 60.0
     "--sandbox-command",
     "sandbox",
     metavar="COMMAND",
-    help="Another program to start and keep up in addition.",
+    help="Sandbox to start and keep running next to the servers.",
 )
 @click.option(
     "--sandbox-url",

@@ -21,10 +21,9 @@ def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
     """Stop stacks of this machine.
 
     STACK is the pid that `gymgate ps` shows; it can be left out while one stack of this cache runs (of this
-    GYMGATE_CACHE or home directory; `ps` lists all). Rollouts under way are not waited for:
-    they fail with StackLostError, as if the daemon had died. Servers get a second to shut down; a stack that has not stopped
-    after 10 s is killed. The program that uses a stack is not stopped. If it goes on with rollouts, it may start the stack
-    again, so stop the program first.
+    GYMGATE_CACHE or home directory; `ps` lists all). Running rollouts fail with
+    StackLostError, as if the daemon had died. Servers get a second to shut down; a stack that has not stopped after 10 s is
+    killed. Stop the program that uses the stack first: this command does not, and the program may start the stack again.
     """
     from gymgate.stack.daemons import find_daemons
     from gymgate.stack.ending import end_daemons

@@ -132,14 +132,15 @@ class HTTPEndpoint(Config):
     """Retries of a call after a lost connection or status 408, 409, 425 or 5xx. A 429 does not count: it is retried until the
     rollout's deadline, unless the quota is used up. 0: each call is sent once, whatever the answer."""
     session_header: str | None = "X-Session-ID"
-    """Request header with an id for each conversation, by which a router in front of several servers keeps it on one that has it
-    in its cache. `None`: none is sent. One of the same name in `headers` goes before it."""
+    """Request header with the id of the conversation. A router in front of several servers can use it to send all calls of a
+    conversation to the server that has it in its cache. `None`: none is sent. A header of the same name in `headers` takes
+    precedence."""
     finish_sessions: bool = False
-    """Whether the router is told when a rollout's conversations are over (`POST /finish_session?session_id=ID` next to `/v1`), as
-    routers with the policy `sticky_least_loaded` need to know."""
+    """Tell the router when a rollout's conversations are over (`POST /finish_session?session_id=ID` next to `/v1`). Routers with
+    the policy `sticky_least_loaded` need this."""
     strict_tools: bool = False
-    """Whether `strict` of a tool reaches a chat endpoint, which may then force arguments to match the schema. NeMo Gym's server
-    for vLLM leaves it out. A Responses endpoint always gets it."""
+    """Pass `strict` of a tool on to a chat endpoint, which may then force arguments to match the schema. NeMo Gym's server for
+    vLLM leaves it out. A Responses endpoint always gets it."""
 
     @model_validator(mode="after")
     def _addresses_are_usable(self) -> Self:
@@ -225,13 +226,14 @@ class EnvironmentSettings(Config):
     """Settings common to all environments."""
 
     agent: str | None = None
-    """Agent or environment server, by its name in the config, for rows that name none; `None`: the first agent of the config."""
+    """Agent or environment server, by its name in the config, for rows without an `agent_ref`; `None`: the first agent of the
+    config."""
     sandbox: str | None = None
     """Sandbox provider: a name (`docker`, `local`, ...) or the path of a YAML file with its settings, as NeMo Gym's own. It
-    replaces the provider that the config sets, if it sets one. `None`: the config's own."""
+    replaces the provider that the config sets. `None`: the config's own."""
     routing: Routing | None = None
-    """How a rollout's key reaches its agents' model calls: `url`, `metadata`, `remote`, `body` or `process`. `None`: a
-    table of NeMo Gym's agents decides, and `url` is for all others. Set `process` for your own agent if it drops the key."""
+    """How a rollout's key reaches its agents' model calls: `url`, `metadata`, `remote`, `body` or `process`. `None`: as known
+    for NeMo Gym's agents, and `url` for all others. Set `process` for your own agent if it drops the key."""
 
 
 class EnvironmentConfig(EnvironmentSettings):
@@ -240,14 +242,14 @@ class EnvironmentConfig(EnvironmentSettings):
     name: str
     """A packaged environment (`mcqa`, `resources_servers/mcqa`), or the path of a config file."""
     config: str | tuple[str, ...] | None = None
-    """Config of the environment by name (file stem); `None`: its default one. Several are combined in order, and may also be
-    YAML files: your own by path, or the release's (`responses_api_agents/x/configs/x.yaml`)."""
+    """Config of the environment, by file name without `.yaml`; `None`: the default config. It can also be the path of a YAML
+    file: your own, or the release's (`responses_api_agents/x/configs/x.yaml`). Several are combined in order."""
     overrides: Settings = ()
     """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`). A key that nothing
-    reads is refused when the stack starts; a `+` before it sets it all the same."""
+    reads is refused when the stack starts, unless a `+` stands before it."""
     scores_without_policy: bool = False
-    """Whether a rollout without a single policy call may be scored. By default it fails, because its agent broke down first.
-    Set it for an agent that answers by itself (rescoring of stored answers, a reference solution)."""
+    """Score rollouts without a policy call. By default they fail, because the agent broke down first. Set it for an agent that
+    answers by itself (rescoring of stored answers, a reference solution)."""
 
 
 class RayCluster(Config):
@@ -311,7 +313,7 @@ class StackSettings(Config):
     """Seconds for which a restart counts towards `max_restarts`."""
     hang_timeout_s: float | None = Field(default=900.0, gt=0)
     """Restart a server that has been unresponsive and idle for this many seconds while rollouts wait; `None`: never. Raise it
-    for servers that wait longer for something without answering anything else."""
+    for servers that block for longer, e.g. while they wait for a container."""
     share: Literal["process", "machine"] = "process"
     """Who may share the stack: this process, or all processes of this user on this machine (a container with its own PID
     namespace counts as a machine). They share it if config, gymgate, the values of `env_vars`, judges' keys and the directory
@@ -369,9 +371,9 @@ class RolloutLimits(Config):
     """Policy calls per rollout. Further calls are refused and the rollout counts as truncated. The default exceeds every
     packaged agent's own limit and ends agents that loop. `None`: no bound."""
     context_overflow: Literal["answer", "refuse"] = "answer"
-    """What the agent gets where a policy call exceeds the context of a chat-completions endpoint. `answer`: an empty message
-    that is incomplete, as from NeMo Gym's vLLM model server; the rollout is scored and truncated. `refuse`: HTTP 400, so most
-    such rollouts have no score. It does not hold for functions and SDKs' own models."""
+    """What the agent gets if a policy call exceeds the context of a chat-completions endpoint. `answer`: an empty, incomplete
+    message, as from NeMo Gym's vLLM model server; the rollout is scored and truncated. `refuse`: HTTP 400; most such rollouts
+    then have no score. With functions and SDKs' own models it is always HTTP 400."""
 
 
 def validation_message(error: ValidationError) -> str:

@@ -71,8 +71,8 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
     """NeMo Gym environment: a packaged name (`mcqa`) or the path of a config file. Several, as a list or with commas
     between them, run in one stack; each row then goes to the environment that has the agent in its `agent_ref`."""
     config: Annotated[str | list[str] | None, BeforeValidator(_one_or_several)] = None
-    """Which of the environment's configs (file stem); `None`: its default one. Several in order, as a list or with commas
-    between them, may also be YAML files."""
+    """Config of the environment, by file name without `.yaml`, or a YAML file; `None`: the default config. Several, as a list or
+    with commas between them, are combined in order."""
     overrides: Settings = Field(default_factory=dict)
     """Settings for NeMo Gym's config parser, by dotted key."""
     models: Settings = Field(default_factory=dict)

@@ -58,15 +58,16 @@ class Thresholds(Config):
     """Thresholds that a record must meet."""
 
     max_constant_reward: float | None = None
-    """Mean reward of an empty answer, a fixed sentence, the prompt, or another row's best answer."""
+    """Highest mean reward that an empty answer, a fixed sentence or the prompt may earn. Another row's best answer may earn up to
+    half the recorded mean, if that is more."""
     deterministic: bool = False
     """Scoring again gives the same rewards."""
     reproducible: bool = False
     """Every recorded reward is reproduced."""
     honest: bool = False
-    """No reward where the judge, a tool or the policy failed."""
+    """No reward if the judge, a tool or the policy fails."""
     min_oracle_reward: float | None = None
-    """Mean reward of the right answer, as the rows hold it, in its best phrasing."""
+    """Lowest mean reward that the rows' right answers, in their best phrasing, may earn."""
     sound: bool = False
     """No probe flags a row."""
     clean_rows: bool = False
@@ -97,7 +98,7 @@ class CheckRequest(RolloutSpec):
     sections: Annotated[tuple[SectionName, ...], AfterValidator(lambda names: tuple(sorted({*names})))] = ()
     """Sections of the record to measure; empty: all."""
     probes: Annotated[tuple[ProbeName, ...], AfterValidator(lambda names: tuple(sorted({*names})))] = ()
-    """Run only this probe, and show the rows that it flags and what was said. [all]"""
+    """Run only this probe, and show each row that it flags, with the answer. [all]"""
     replay: bool = True
     """Whether to replay the recordings; without it there is no verdict."""
 

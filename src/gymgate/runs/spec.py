@@ -84,7 +84,7 @@ class RunSpec(RowSettings, RolloutSpec):
     repeats: int = Field(default=1, ge=1)
     """Rollouts per row."""
     seeds: tuple[int, ...] | None = None
-    """Seeds sent to the policy, one rollout of each row for each; `None`: none is sent."""
+    """Seeds sent to the policy: a rollout of each row for each seed and repeat. `None`: none is sent."""
     policy: Annotated[
         Annotated[HTTPEndpoint | ReplayEndpoint, Field(discriminator="type")] | None, BeforeValidator(_policy)
     ] = None
@@ -96,8 +96,8 @@ class RunSpec(RowSettings, RolloutSpec):
     record_bodies: bool = False
     """Keep each model call's request and response in the run's directory."""
     prices: Annotated[tuple[tuple[str, Price], ...], PAIRS, SORTED] = ()
-    """Dollars per million input and output tokens by model server, e.g. `{policy_model: [0.15, 0.60]}`; `*` is each judge
-    without its own price."""
+    """Dollars per million input and output tokens by model server, e.g. `{policy_model: [0.15, 0.60]}`; `*` is for judges
+    without a price."""
 
     @model_validator(mode="after")
     def _refuse_price_of_replay(self) -> Self:

@@ -64,7 +64,7 @@ class TRLSettings(TrainingSpec):
     curriculum: CurriculumConfig | None = None
     """Draw each batch's rows by their pass rates; `None`: rows come as the trainer's arguments say."""
     segment_choice: SegmentChoice = "longest"
-    """Segment that stands for a rollout with several: the one with most sampled ids, or the last."""
+    """Segment to train on if a rollout has several: the one with most sampled ids, or the last."""
 
     @classmethod
     def stack_defaults(cls) -> Mapping[str, Any]:
