@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gymgate.core.config import HTTPEndpoint
 from gymgate.core.errors import ConfigError
+from gymgate.gateway.backends import http
 from gymgate.gateway.server import Gateway
 from support.upstream import Seen, Upstream, chat_answer, drop, upstream
 
@@ -65,6 +66,7 @@ async def test_the_calls_of_a_conversation_share_a_session(client: httpx.AsyncCl
     ("operation", "bodies"),
     [
         ("responses", [{"input": "hi"}, {"input": "hi", "instructions": "write"}]),
+        ("responses", [{"input": "hi"}, {"input": "write"}]),
         (
             "messages",
             [
@@ -182,6 +184,9 @@ async def test_the_end_of_each_session_is_told_whatever_the_outcome(
             text = {"role": "user", "content": "fail" if outcome == "failed" else "hi"}
             for name in ("a", "b", "a"):
                 await ask(client, route.base_url, system(name), text)
+            if outcome == "completed":
+                await route.close()
+                await route.close()
             # The gateway's own end closes the routes that are left, and waits until the ends are told.
     ends = [seen for seen in api.seen if seen.path.endswith("/finish_session")]
     assert {seen.path for seen in ends} <= {"/finish_session"}
@@ -215,6 +220,40 @@ async def test_a_router_without_it_fails_no_rollout(
             await route.close()
             assert route.failure is None
     assert "404" in caplog.text
+
+
+async def test_a_router_that_does_not_answer_holds_nothing_up(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "FINISH_TIMEOUT_S", 0.1)
+
+    async def script(seen: Seen) -> web.StreamResponse:
+        if seen.path.endswith("/finish_session"):
+            await asyncio.Event().wait()
+        return web.json_response(chat_answer())
+
+    with caplog.at_level(logging.WARNING):
+        async with upstream(script) as api, Gateway() as gateway, asyncio.timeout(20):
+            route = gateway.open(api.endpoint(finish_sessions=True))
+            for name in "ab":
+                await ask(client, route.base_url, system(name), USER)
+            await route.close()
+            await api.arrivals(4)
+    assert caplog.text.count("no answer") == 2
+
+
+async def test_each_replica_that_a_rollout_had_is_told(client: httpx.AsyncClient) -> None:
+    """It moves to another one when its own fails."""
+    async with upstream(finishing) as one, upstream(finishing) as other, Gateway() as gateway:
+        route = gateway.open(one.endpoint(replicas=(other.url,), finish_sessions=True))
+        await ask(client, route.base_url, USER)
+        first = one if one.seen else other
+        first.script = drop
+        await ask(client, route.base_url, USER, DONE, USER)
+        first.script = finishing
+        await route.close()
+    for api in (one, other):
+        assert [seen.path for seen in api.seen][-1] == "/finish_session"
 
 
 async def test_each_replica_is_told_of_the_sessions_that_it_had(client: httpx.AsyncClient) -> None:

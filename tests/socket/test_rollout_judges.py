@@ -106,9 +106,17 @@ async def test_a_failure_that_only_nemo_gym_saw(field: str) -> None:
     assert outcome["error"]["retryable"]
 
 
-@pytest.mark.parametrize(("seen", "given"), [({}, 0.0), ({"failure_kind": "judge_failed"}, None)])
+@pytest.mark.parametrize(
+    ("seen", "given"),
+    [
+        ({}, 0.0),
+        ({"response": {"output": [], "status": "incomplete"}}, 0.0),
+        ({"mask_sample": True}, None),
+        ({"failure_kind": "judge_failed"}, None),
+    ],
+)
 async def test_a_zero_that_stands_for_a_failed_judge_is_shown_unless_it_says_so(
-    seen: dict[str, str], given: float | None
+    seen: dict[str, Any], given: float | None
 ) -> None:
     outcome = await rollout(["policy_model", "judge"], judge=500, answer={**SCORED, **seen})
     assert outcome["error"]["reward_given"] == given

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +15,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from gymgate.core import codec
 from gymgate.core.config import Dialect, RolloutLimits
+from gymgate.core.errors import ServerDiedError
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from gymgate.stack import rollout
 from gymgate.stack.rollout import RolloutRun, new_client
+from gymgate.stack.running_environment import ServerSet
 from support.upstream import Seen, chat_answer, drop, responses_answer, upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -48,12 +51,63 @@ class Scene:
         async with self.http.post(url, json=BODY) as response:
             return response.status
 
-    async def run(self) -> dict[str, Any]:
+    async def run(self, owner: str | None = None) -> dict[str, Any]:
         environment: Any = SimpleNamespace(name="e", agents={"solver": "simple_agent"})
-        running = RolloutRun(environment, "solver", b"{}", self.route, timeout_s=20.0, started=self.started)
+        running = RolloutRun(environment, "solver", b"{}", self.route, 20.0, self.started, owner)
         async with new_client() as client:
             await running.post(client, f"{self.url}/run")
         return running.record_fields()
+
+    async def run_whole(
+        self,
+        environment: Any,
+        timeout_s: float = 20.0,
+        owner: str | None = None,
+        files: int = 1,
+        places: int = 1,
+    ) -> dict[str, Any]:
+        """The record of a rollout from its start on a stack that has room for so many."""
+        async with new_client() as client:
+            stack: Any = SimpleNamespace(
+                gateway=self.gateway,
+                client=client,
+                file_limit=asyncio.Semaphore(files),
+                unheard=asyncio.Semaphore(places),
+            )
+            running = RolloutRun(environment, "solver", b"{}", self.route, timeout_s, self.started, owner)
+            await running.run(stack)
+        return codec.loads_object(running.packed().body)
+
+
+class Servers:
+    """An environment whose servers are up, and whose agent is that of a scene."""
+
+    name = "e"
+    agents: dict[str, str] = {"solver": "simple_agent"}  # noqa: RUF012
+    agent_processes: frozenset[str] = frozenset()
+    judges: frozenset[str] = frozenset()
+
+    def __init__(self, played: Scene) -> None:
+        self.port = int(played.url.rpartition(":")[2])
+        self.servers = ServerSet(1)
+        self.cleaned = 0
+        """How often containers were removed."""
+
+    async def server_set(self) -> ServerSet:
+        return self.servers
+
+    @contextmanager
+    def server_port(self, server: str) -> Iterator[int]:
+        yield self.port
+
+    def remove_containers(self, *args: Any, **settings: Any) -> None:
+        self.cleaned += 1
+
+    def remove_unclaimed(self, servers: ServerSet) -> None:
+        """There are none."""
+
+    def never_asked_error(self, *args: Any) -> None:
+        """Its agents may score a row without a model call."""
 
 
 async def policy_says(seen: Seen) -> web.Response:
@@ -380,3 +434,141 @@ async def test_a_redirect_of_an_agent_is_not_followed() -> None:
 
 async def _redirects(seen: Seen) -> web.Response:
     return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+
+async def hangs(scene: Scene) -> web.Response:
+    return await asyncio.Event().wait()  # type: ignore[func-returns-value]
+
+
+class Starting(Servers):
+    """One whose servers never listen."""
+
+    async def server_set(self) -> ServerSet:
+        return await asyncio.Event().wait()  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize("lacking", ["ulimit", "servers", "posted", "solver"])
+async def test_a_rollout_whose_time_runs_out_says_what_it_waited_for(lacking: str) -> None:
+    """Room for its files, its servers, its turn to be posted, or its agent."""
+    async with scene(hangs) as played:
+        environment = (Starting if lacking == "servers" else Servers)(played)
+        room = {"files": int(lacking != "ulimit"), "places": int(lacking != "posted")}
+        error = (await played.run_whole(environment, timeout_s=0.2, **room))["error"]
+    assert error["type"] == "RolloutTimeoutError"
+    assert lacking in error["message"]
+    assert ("posted" in error["message"]) == (lacking == "posted")
+
+
+async def test_a_timeout_that_is_not_the_rollouts_is_a_mistake_of_the_daemons() -> None:
+    class Broken(Servers):
+        async def server_set(self) -> ServerSet:
+            raise TimeoutError("a mistake")
+
+    async with scene(hangs) as played:
+        outcome = await played.run_whole(Broken(played))
+    assert kind_of(outcome) == ("failed", "infrastructure")
+    assert outcome["error"]["type"] == "StackLostError"
+
+
+@pytest.mark.parametrize("calls", ["none", "without its key", "with and without its key"])
+async def test_a_dropped_key_is_the_reason_where_no_policy_call_had_it(calls: str) -> None:
+    """Not of another rollout's calls: one without a key was refused before."""
+
+    async def without_key(scene: Scene) -> None:
+        body = {"model": "m", "messages": []}
+        async with scene.http.post(f"{scene.gateway.url}/v1/chat/completions", json=body) as response:
+            assert response.status >= 400
+
+    async def agent(scene: Scene) -> web.Response:
+        if "without" in calls:
+            await without_key(scene)
+        if "with " in calls:
+            await scene.ask()
+        return web.json_response({"detail": "no answer"}, status=500)
+
+    async with scene(agent) as played:
+        await without_key(played)
+        assert played.gateway.keyless_policy_calls == 1
+        error = (await played.run_whole(Servers(played)))["error"]
+    assert ("without a key" in error["message"]) == (calls == "without its key")
+    assert "no answer" in error["message"]
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+async def test_a_server_that_dies_is_the_reason_unless_the_rollout_is_released(is_released: bool) -> None:
+    began = asyncio.Event()
+
+    async def agent(scene: Scene) -> web.Response:
+        began.set()
+        return await hangs(scene)
+
+    async with scene(agent) as played:
+        environment = Servers(played)
+        running = asyncio.create_task(played.run_whole(environment))
+        await began.wait()
+        assert [*environment.servers.rollouts] == [running]
+        environment.servers.error = ServerDiedError("it died", server="solver")
+        running.cancel()
+        if is_released:
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        else:
+            assert (await running)["error"]["type"] == "ServerDiedError"
+    assert not environment.servers.rollouts
+
+
+def reports(stage: str, *asked: str) -> Agent:
+    """An environment server that makes calls, and reports that its episode failed."""
+
+    async def agent(scene: Scene) -> web.Response:
+        for model_server in asked:
+            await scene.ask(model_server)
+        failure = {
+            "failure_reason": "why",
+            "stage": stage,
+            "partial_response": {"output": [{"said": "this"}]},
+        }
+        return web.json_response({"episode_id": {"rollout_id": "public"}, "failure": failure, "result": None})
+
+    return agent
+
+
+@pytest.mark.parametrize(
+    ("agent", "owner", "cleaned"),
+    [(scores(), None, 0), (stumbles(), None, 1), (reports("verification"), "server", 1)],
+)
+async def test_containers_are_removed_of_rollouts_that_failed(
+    agent: Agent, owner: str | None, cleaned: int
+) -> None:
+    """Also of one that has a result: its agent's answer."""
+    async with scene(agent) as played:
+        environment = Servers(played)
+        outcome = await played.run_whole(environment, owner=owner)
+    assert environment.cleaned == cleaned
+    assert (outcome["status"] == "failed") == bool(cleaned)
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind"), [("agent", ("truncated", None)), ("verification", ("failed", "environment"))]
+)
+async def test_a_limit_explains_the_end_of_an_agent_and_no_other_failure(
+    stage: str, kind: tuple[str, str | None]
+) -> None:
+    asked = ["policy_model"] * 2
+    async with scene(reports(stage, *asked), limits=RolloutLimits(max_calls=1)) as played:
+        assert kind_of(await played.run(owner="server")) == kind
+
+
+async def test_what_an_agent_said_before_its_policy_failed_is_kept() -> None:
+    async with scene(reports("agent", "policy_model"), policy=breaks) as played:
+        outcome = await played.run(owner="server")
+    assert kind_of(outcome) == ("failed", "policy")
+    assert outcome["result"]["response"] == {"output": [{"said": "this"}]}
+
+
+async def test_a_breakdown_has_no_parts_of_a_reward() -> None:
+    async with scene(scores(_ng_failure_class="agent_error", reward_style=0.5)) as played:
+        outcome = await played.run()
+    assert kind_of(outcome) == ("failed", "environment")
+    assert "reward_parts" not in outcome

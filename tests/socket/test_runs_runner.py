@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from collect_program import reward_of
 
 from gymgate.core.config import HTTPEndpoint, StackConfig
-from gymgate.core.errors import DataError, PolicyError, StackLostError
+from gymgate.core.errors import ConfigError, DataError, PolicyError, StackLostError
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.row import make_row
@@ -29,6 +30,7 @@ from gymgate.runs.pace import Pace
 from gymgate.runs.plan import PlannedRollout, RolloutPlan
 from gymgate.runs.record import CollectedRollout, read_values
 from gymgate.runs.run import Collection, describe_calls
+from gymgate.runs.stream import rollouts_of
 from support.collecting import MadeUpRun, made_up_run
 
 PROGRAM = Path(__file__).with_name("collect_program.py")
@@ -196,6 +198,87 @@ async def test_a_lost_stack_does_not_give_back_the_retries(tmp_path: Path) -> No
         await made.run()
     assert attempts == {"before": 2, "lost": 1, "after": 2}
     assert [value["final"] for value in lines(tmp_path / FAILURES)] == [False, False, False, True]
+
+
+async def given(made: MadeUpRun) -> list[tuple[int, str]]:
+    """What a run's caller gets, those of earlier runs in its directory included."""
+    return [(rollout.task, rollout.status) async for rollout in rollouts_of(made)]
+
+
+async def test_a_resume_gives_each_rollout_once_however_often_it_was_tried(tmp_path: Path) -> None:
+    """What failed for ever is given as it is, or run again if asked; what is tried again is not given as failed."""
+    fails = {0, 1}
+
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        if planned.task == 1:
+            made.drain()
+        if planned.task not in fails:
+            return completed(planned)
+        return failed("policy", retryable=False, name="PolicyError") if planned.task == 0 else failed()
+
+    def again(**fields: Any) -> MadeUpRun:
+        return made_up_run(plan_of(3), run_one, output=tmp_path, pace=Pace(concurrency=1), **fields)
+
+    made = again()
+    assert await given(made) == [(0, "failed")]
+    fails.remove(1)
+    made = again()
+    assert sorted(await given(made)) == [(0, "failed"), (1, "completed")]
+    assert sorted(await given(again())) == [(0, "failed"), (1, "completed"), (2, "completed")]
+    fails.clear()
+    assert sorted(await given(again(rerun_failed=True))) == [(n, "completed") for n in range(3)]
+    assert sorted(await given(again())) == [(n, "completed") for n in range(3)]
+
+
+async def test_rollouts_that_are_not_planned_any_more_complete_no_run(tmp_path: Path) -> None:
+    """As many are there as are planned, of other rows."""
+
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        return completed(planned)
+
+    with collector(tmp_path, plan_of(3), run_one) as (made, _):
+        await made.run()
+    with collector(tmp_path, plan_of(1, repeats=3), run_one) as (made, _):
+        await made.run()
+    assert (made.progress.resumed, made.progress.finished) == (1, 2)
+
+
+async def test_a_row_of_another_environment_now_is_refused(tmp_path: Path) -> None:
+    """Equal rows are counted over all environments: one that comes before takes the first one's number."""
+
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        return completed(planned)
+
+    rows = [make_row({"responses_create_params": {"input": "hi"}}, "rows.jsonl", 1)]
+    one, other = RowSource(rows, "mcqa"), RowSource(rows, "weather")
+    for sources in ([one], [one, other]):
+        await made_up_run(RolloutPlan(sources), run_one, output=tmp_path).run()
+    with pytest.raises(ConfigError, match="'weather'"):
+        await made_up_run(RolloutPlan([other, one]), run_one, output=tmp_path).run()
+
+
+@pytest.mark.parametrize("fsync_s", [0.0, 0.01])
+async def test_what_finished_is_put_on_the_disk(
+    fsync_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rollout at once, or all after a time."""
+    loop, synced, count = asyncio.get_running_loop(), asyncio.Event(), Counter[str]()
+
+    def sync(fd: int) -> None:
+        count["all"] += 1
+        loop.call_soon_threadsafe(synced.set)
+
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        if planned.task == 2:
+            async with asyncio.timeout(20):
+                await synced.wait()
+            assert fsync_s or count["all"] == 2
+        return completed(planned)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    with collector(tmp_path, plan_of(3), run_one, concurrency=1, fsync_s=fsync_s) as (made, _):
+        await made.run()
+    assert made.progress.finished == 3
 
 
 async def test_a_caller_gets_each_rollout_once(tmp_path: Path) -> None:

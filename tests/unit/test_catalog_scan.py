@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gymgate.core.config import EnvironmentConfig
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import Catalog
 
@@ -204,6 +205,47 @@ def test_the_config_decides_between_datasets_of_one_name(site: Path, catalog: Ca
     assert environment.data_file(config="second").name == "deep/example"
 
 
+def test_data_goes_by_the_name_of_its_file_or_dataset(site: Path, catalog: Catalog) -> None:
+    """Examples by the type of their dataset. What has scores and no prompt is no row."""
+    declared = config("few")
+    (dataset, _) = declared["few_agent"]["responses_api_agents"]["simple_agent"]["datasets"]
+    dataset |= {"name": "small", "jsonl_fpath": "resources_servers/few/data/deep/some.jsonl"}
+    path = add(site, "few", few=declared)
+    (path / "data" / "example.jsonl").unlink()
+    write_rows(path / "data" / "deep" / "some.jsonl", ROW)
+    write_rows(path / "data" / "scores.jsonl", {"reward": 1.0})
+    environment = catalog.find("few")
+    assert {environment.data_file(name).name for name in ("example", "small", "some")} == {"deep/some"}
+    assert environment.data_file("scores").kind == "other"
+
+
+def test_a_dataset_is_as_large_as_its_metrics_say(site: Path, catalog: Catalog) -> None:
+    environment = catalog.find("math")
+    train = environment.config().datasets[1]
+    assert environment.stated_rows(train) is None
+    stated = {"Number of examples": 6, "num_repeats": 2}
+    write(site / "resources_servers" / "math" / "data" / "train_metrics.json", json.dumps(stated))
+    assert environment.stated_rows(train) == 3
+
+
+def test_only_what_no_other_place_has_is_in_the_registry(site: Path, catalog: Catalog) -> None:
+    places: dict[str, Any] = {"gitlab_identifier": {"dataset_name": "d", "version": "1"}}
+    for name, more in (("alone", {}), ("both", {"huggingface_identifier": {"repo_id": "o/d"}})):
+        declared = config(name)
+        declared[f"{name}_agent"]["responses_api_agents"]["simple_agent"]["datasets"][1] |= places | more
+        add(site, name, **{name: declared})
+    found = [catalog.find(name).config().datasets[1].is_in_registry for name in ("alone", "both")]
+    assert found == [True, False]
+
+
+def test_environments_of_a_stack_are_told_apart(catalog: Catalog, tmp_path: Path) -> None:
+    """By their kind where a bare name means another one, and by their paths where two of a user's own share a name."""
+    own = [write(tmp_path / name / "mine.yaml", yaml.safe_dump(config("math"))) for name in "ab"]
+    for names in (["math", *map(str, own)], ["environments/math"]):
+        assert [*catalog.environments_of(EnvironmentConfig(name=name) for name in names)] == names
+    assert [*catalog.environments_of([EnvironmentConfig(name=str(own[0]))])] == ["mine"]
+
+
 @pytest.mark.parametrize(
     ("configs", "default"),
     [
@@ -211,6 +253,11 @@ def test_the_config_decides_between_datasets_of_one_name(site: Path, catalog: Ca
         pytest.param({"a": config("e", "cli_agent"), "b": config("e")}, "b", id="simple-agent"),
         pytest.param(
             {"a": {"judge": {"responses_api_models": {"m": {}}}}, "b": config("e")}, "b", id="an-agent"
+        ),
+        pytest.param(
+            {"e": {"judge": {"responses_api_models": {"m": {}}}}, "a": config("e")},
+            "a",
+            id="no-agent-of-its-name",
         ),
         pytest.param({"b": {"config_paths": []}, "a": {"config_paths": []}}, "a", id="none-has-an-agent"),
     ],
@@ -228,12 +275,15 @@ def test_default_config(site: Path, catalog: Catalog, configs: dict[str, Any], d
 def test_configs_that_share_a_stem_are_named_by_their_path(site: Path, catalog: Catalog) -> None:
     for version in ("v5", "v6"):
         write(site / "benchmarks" / "lcb" / version / "config.yaml", yaml.safe_dump(config("math")))
-    assert [item.name for item in catalog.find("lcb").configs] == ["v5/config", "v6/config"]
+    environment = catalog.find("lcb")
+    assert [item.name for item in environment.configs] == ["v5/config", "v6/config"]
+    assert [environment.config(name).name for name in ("config", "v6/config")] == ["v5/config", "v6/config"]
 
 
 def test_a_config_that_does_not_load_is_a_need_not_an_exception(site: Path, catalog: Catalog) -> None:
     add(site, "broken", broken={"config_paths": ["gone.yaml"]})
     write(site / "resources_servers" / "broken" / "configs" / "worse.yaml", "a: [")
+    assert [item.name for item in catalog.find("broken").configs] == ["broken", "worse"]
     for item in catalog.find("broken").configs:
         assert [need.kind for need in item.needs] == ["config"]
         assert f"{item.name}.yaml" in item.needs[0].detail
@@ -274,4 +324,6 @@ def test_a_users_root_comes_first(site: Path, tmp_path: Path) -> None:
     catalog = Catalog(site, "9.9.9", [tmp_path / "roots"])
     assert catalog.find("math").config().model_servers == ("extra",)
     assert catalog.find("mine").path.parent.parent == tmp_path / "roots"
-    assert {"math", "mine", "mcqa"} <= {item.name for item in catalog.environments()}
+    listed = [(item.name, item.kind) for item in catalog.environments()]
+    assert {"math", "mine", "mcqa"} <= {name for name, _ in listed}
+    assert len(listed) == len({*listed})

@@ -155,6 +155,22 @@ def test_a_checkout_is_read_anew(tmp_path: Path) -> None:
     assert Catalog(tmp_path, "0.7.0").environments()[0].path.is_relative_to(tmp_path)
 
 
+def test_a_scan_has_the_data_and_the_environments_that_are_here(tmp_path: Path) -> None:
+    """Once the release is installed: also data that was prepared since, and a user's own environments."""
+    site, own = tmp_path / "site", tmp_path / "own"
+    (site / "nemo_gym-0.7.0.dist-info").mkdir(parents=True)
+    (data := site / "resources_servers" / "mcqa" / "data").mkdir(parents=True)
+    (data / "train.jsonl").write_text('{"responses_create_params": {"input": "hi"}}\n')
+    (configs := own / "environments" / "mine" / "configs").mkdir(parents=True)
+    (configs / "mine.yaml").write_text("mine: {resources_servers: {mcqa: {entrypoint: app.py}}}")
+    catalog = Catalog(lambda: site, "0.7.0")
+    assert not catalog.environments()[0].path.is_absolute()
+    assert catalog.site == site
+    assert catalog.environments()[0].path.is_relative_to(site)
+    assert [file.name for file in catalog.find("mcqa").data] == ["train"]
+    assert [item.name for item in Catalog(site, "0.7.0", [own]).environments()] == ["mcqa", "mine"]
+
+
 ROUTED = {
     "0.7.0": {"url": 512, "metadata": 26, "process": 20, "body": 2, "remote": 1},
     "0.6.0": {"url": 351, "metadata": 33, "process": 35, "body": 2, "remote": 1},

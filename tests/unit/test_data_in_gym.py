@@ -118,14 +118,17 @@ def test_rows_are_made_again_when_their_script_has_changed(order: dict[str, Any]
     order |= {"editable": True, "refresh": False, "arguments": {}}
     server, rows = Path(order["directory"]), "resources_servers/maths/data/train.jsonl"
     dataset = {"jsonl_fpath": rows, "prepare_script": script}
-    made = []
-    for text in ("one", "one", "three"):
+    made, changed = [], []
+    for text in ("one", "one", "three", "three"):
+        order["refresh"] = len(made) == 3
         (server / "prepare.py").write_text(PREPARES.format(text=text))
         source = RawSource("maths", "train", dataset)
-        path, _ = Fetcher(order, Directories(order), Events(io.StringIO())).fetch(source)
+        path, origin = Fetcher(order, Directories(order), Events(io.StringIO())).fetch(source)
         sys.modules.pop("resources_servers.maths.prepare", None)
         made.append(path.read_text())
-    assert made == ["one", "one", "three"]
+        changed.append(origin.get("changed"))
+    assert made == ["one", "one", "three", "three"]
+    assert changed == [False, None, True, False]  # the second time there is nothing to do
 
 
 def test_a_script_that_fails_says_why(order: dict[str, Any], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import gymgate.gym.row_sources as sources
 from gymgate.core.errors import ConfigError, DataError, MissingExtraError
 from gymgate.core.extras import install_command
 from gymgate.gym.catalog import DataFile, Environment
-from gymgate.gym.row_sources import open_rows
+from gymgate.gym.row_sources import RowSource, _one_split, _without_padding, open_rows
 from gymgate.rollouts import Row, blend, make_row, row_key
 
 ROW = {"responses_create_params": {"input": "hi"}}
@@ -206,3 +206,37 @@ def test_a_blend_reads_no_further_than_it_is_drawn() -> None:
 def test_a_blend_that_cannot_be(call: Callable[[], Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         call()
+
+
+def test_no_more_rows_are_taken_than_there_are(tmp_path: Path) -> None:
+    """A bad row is one; a file that is another one is none."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"responses_create_params": {"input": "hi"}}\nbroken\n')
+    source = RowSource(open_rows(str(path), environment=None), limit=9)
+    assert len(source) == 2
+    assert [type(row).__name__ for _, row in source.readable()] == ["Row", "DataError"]
+    path.write_text("x")
+    with pytest.raises(DataError):
+        list(source.readable())
+
+
+def test_a_dataset_with_one_split_needs_no_name() -> None:
+    assert _one_split({"only": [1]}, None, "hf:o/d") == [1]
+    assert _one_split({"test": [1], "train": [2]}, None, "hf:o/d") == [2]
+    with pytest.raises(ConfigError, match=":a, :b"):
+        _one_split({"a": [1], "b": [2]}, None, "hf:o/d")
+
+
+def test_only_nulls_are_padding() -> None:
+    params = {
+        "input": [],
+        "temperature": 0,
+        "store": False,
+        "tools": None,
+        "text": {"format": None, "verbosity": ""},
+    }
+    kept = {"input": [], "temperature": 0, "store": False, "text": {"verbosity": ""}}
+    assert _without_padding({"responses_create_params": params, "answer": None}) == {
+        "responses_create_params": kept,
+        "answer": None,
+    }

@@ -102,6 +102,40 @@ def test_the_longest_run_wins() -> None:
     assert rollout.send(USER, items[0]) == [USER, short]
 
 
+def test_calls_are_told_apart_by_their_ids_and_names() -> None:
+    """Whatever became of the ids of the items."""
+    rollout = Rollout()
+    answers = [said(None, tool_calls=[call(call_id)]) for call_id in "ab"]
+    items = [{**rollout.hear(answer)[0], "id": None} for answer in answers]
+    sent = rollout.send(USER, items[0], output("a"), items[1], output("b"))
+    assert sent == [USER, answers[0], tool("a"), answers[1], tool("b")]
+
+
+def test_an_answer_that_the_user_broke_off_is_two() -> None:
+    rollout = Rollout()
+    text, calling = rollout.hear(said("x", tool_calls=[call("a")]))
+    sent = rollout.send(USER, text, USER, calling, output("a"))
+    assert sent == [USER, said("x"), USER, said(None, tool_calls=[call("a")]), tool("a")]
+
+
+def test_an_answer_that_lost_its_reasoning_goes_back_without_it() -> None:
+    memory = ConversationMemory()
+    reasoning = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "why"}],
+    }
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
+    answer = {"status": "completed", "output": [reasoning, message]}
+    heard = translate_answer(answer, {"messages": [USER]}, "responses", "chat", memory)["choices"][0][
+        "message"
+    ]
+    for kept, kinds in ((heard, ["reasoning", "message"]), (said("x"), ["message"])):
+        sent = translate_request({"messages": [USER, kept, USER]}, "chat", "responses", memory)["input"]
+        assert [item.get("type", "message") for item in sent[1:-1]] == kinds
+
+
 def test_ids_tell_apart_what_reads_the_same() -> None:
     rollout = Rollout()
     null, empty = said(None), said("")
@@ -117,6 +151,11 @@ def test_ids_tell_apart_what_reads_the_same() -> None:
             said("text", reasoning="why"),
             lambda items: [items[0], {**items[1], "content": [{"type": "output_text", "text": "edited"}]}],
             said("edited", reasoning="why"),
+        ),
+        (
+            said("text", reasoning_content="why", reasoning="why"),
+            lambda items: [items[0], {**items[1], "content": [{"type": "output_text", "text": "edited"}]}],
+            said("edited", reasoning_content="why", reasoning="why"),
         ),
         (
             said("<think>why</think>text"),

@@ -156,6 +156,16 @@ def call(arguments: str) -> Json:
             "tool_use",
         ),
         (
+            chat_answer("length", content=None, tool_calls=[call("{}")]),
+            [{"type": "tool_use", "id": "a", "name": "f", "input": {}}],
+            "max_tokens",
+        ),
+        (
+            chat_answer(content=None, tool_calls=[call("[1]")]),
+            [{"type": "tool_use", "id": "a", "name": "f", "input": {"arguments": "[1]"}}],
+            "tool_use",
+        ),
+        (
             chat_answer(content=None, tool_calls=[call("{broken")]),
             [{"type": "tool_use", "id": "a", "name": "f", "input": {"arguments": "{broken"}}],
             "tool_use",
@@ -199,8 +209,21 @@ def test_thinking_has_a_signature_plain_and_streamed() -> None:
     assert {"type": "signature_delta", "signature": signature} in deltas
 
 
+def test_what_other_endpoints_refuse() -> None:
+    """A user's id of more than 64 characters, and Anthropic's highest effort; an empty message stays one."""
+    sent = to_chat(
+        {"role": "user", "content": []}, metadata={"user_id": "u" * 65}, output_config={"effort": "max"}
+    )
+    assert "user" not in sent
+    assert sent["reasoning_effort"] == "xhigh"
+    assert sent["messages"] == [{"role": "user", "content": ""}]
+
+
 def test_stop_sequence() -> None:
     answer = chat_answer(content="x")
+    answer["choices"][0]["stop_reason"] = 128001  # the id of a token
+    message = translate_answer(answer, {"messages": []}, "chat", "messages")
+    assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
     answer["choices"][0]["stop_reason"] = "END"
     message = translate_answer(answer, {"messages": [], "stop_sequences": ["END"]}, "chat", "messages")
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")

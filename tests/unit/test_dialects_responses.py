@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gymgate.core.errors import ConfigError, PolicyError
-from gymgate.gateway.dialects import translate_answer, translate_request
+from gymgate.gateway.dialects import translate_answer, translate_request, with_text_ids
+from gymgate.gateway.dialects.answers import response_object, with_call_ids
 from support.translation import checked_translation
 
 Json = dict[str, Any]
@@ -490,3 +491,36 @@ def test_what_is_no_answer_is_a_policy_error(given: Any, word: str) -> None:
 def test_unknown_direction() -> None:
     with pytest.raises(ConfigError, match="messages"):
         translate_request({"messages": []}, "chat", "messages")
+
+
+def test_ids_are_texts_and_each_call_has_one() -> None:
+    numbered = {"id": 5, "choices": [{"message": {"tool_calls": [{"id": 7}]}}]}
+    assert with_text_ids(numbered, "chat") == {
+        "id": "5",
+        "choices": [{"message": {"tool_calls": [{"id": "7"}]}}],
+    }
+    assert with_text_ids({"id": 5, "choices": []}, "chat")["id"] == "5"
+    calls = [{"id": "a"}, {"id": None}]
+    named = with_call_ids({"choices": [{"message": {"role": "assistant", "tool_calls": calls}}]})
+    first, second = named["choices"][0]["message"]["tool_calls"]
+    assert first["id"] == "a"
+    assert second["id"] not in (None, "a")
+
+
+def test_what_was_asked_for_is_repeated_as_it_was() -> None:
+    shape = {"type": "json_schema", "name": "n", "schema": {}, "strict": True}
+    assert response_object([], {"text": {"format": shape}})["text"]["format"] == {
+        **shape,
+        "description": None,
+    }
+
+
+def test_no_logprobs_are_no_logprobs() -> None:
+    sent = translate_request({"input": "hi", "top_logprobs": 0}, "responses", "chat")
+    assert "logprobs" not in sent
+
+
+def test_an_image_of_original_detail_has_a_high_one() -> None:
+    image = {"type": "input_image", "image_url": "data:x", "detail": "original"}
+    sent = translate_request({"input": [{"role": "user", "content": [image]}]}, "responses", "chat")
+    assert sent["messages"][0]["content"][0]["image_url"] == {"url": "data:x", "detail": "high"}

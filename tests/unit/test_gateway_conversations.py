@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gymgate.core import codec
 from gymgate.core.config import Dialect
 from gymgate.gateway import conversations
-from gymgate.gateway.conversations import Conversations
+from gymgate.gateway.conversations import Conversations, session_id
 from gymgate.rollouts.history import History
 
 HEAD = {"model": "m", "temperature": 1.0}
@@ -70,7 +70,7 @@ def test_what_was_sent_before_is_not_parsed_again(
         lambda data, **settings: parsed.append(len(data)) or parse(data, **settings),
     )
     for number, history in enumerate(turns(30, size=2000)):
-        body = {**HEAD, field: history, "tools": [{"tools": [], field: [1]}], "max_tokens": 100 - number}
+        body = {**HEAD, field: history, "tools": [[], {"tools": [], field: [1]}], "max_tokens": 100 - number}
         raw = json.dumps(body, **WRITERS[writer]).encode()
         parsed.clear()
         value, passed_on = reader.parse(raw, dialect)
@@ -144,6 +144,63 @@ def test_conversations_that_take_turns_are_told_apart() -> None:
             assert value["messages"].shared == max(0, len(history) - 1)
 
 
+def shared(reader: Conversations, messages: list[dict[str, Any]], dialect: Dialect = "chat") -> int:
+    """How many of a request's items are known from an earlier one."""
+    value = reader.parse(codec.dumps({"messages": messages}), dialect)[0]
+    return int(value["messages"].shared)
+
+
+def test_of_the_requests_that_it_begins_with_the_longest_is_extended() -> None:
+    """An agent that tried its first request again, and then went on from its second one."""
+    reader, (first, second, third) = Conversations(), turns(3)
+    for messages in (first, second):
+        shared(reader, messages)
+    assert shared(reader, first) == 0
+    assert shared(reader, third) == len(second)
+
+
+def test_a_long_conversation_does_not_push_the_others_out() -> None:
+    reader = Conversations()
+    other, more = ([{"role": "system", "content": "b"}, *history] for history in turns(2))
+    shared(reader, other)
+    for history in turns(2 * conversations.RECENT):
+        shared(reader, history)
+    assert shared(reader, more) == len(other)
+
+
+def test_of_many_bytes_the_oldest_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "KEPT_BYTES", 3000)
+    reader = Conversations()
+    one, other = ([{"role": "system", "content": name * 2000}] for name in "ab")
+    for messages in (one, other):
+        assert shared(reader, messages) == 0
+    assert shared(reader, [*other, {"role": "user", "content": "hi"}]) == 1
+    assert shared(reader, [*one, {"role": "user", "content": "hi"}]) == 0
+
+
+def test_the_beginning_of_a_conversation_is_read_once() -> None:
+    reader, starts = Conversations(), []
+    for history in turns(3):
+        body = reader.parse(
+            codec.dumps({"messages": [{"role": "system", "content": "s"}, *history]}), "chat"
+        )[0]
+        assert body["messages"].start is (starts[-1] if starts else None)
+        session_id(body, "chat", "policy_model", "secret")
+        starts.append(body["messages"].start)
+    assert starts[0] is not None
+
+
+def test_a_request_with_another_beginning_is_another_session() -> None:
+    """Also where its first message is that of an earlier request, and the user's is another."""
+    reader, ids = Conversations(), []
+    for text in ("one", "other"):
+        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": text}]
+        body = reader.parse(codec.dumps({"messages": messages}), "messages")[0]
+        ids.append(session_id(body, "messages", "policy_model", "secret"))
+        assert body["messages"].shared == (text == "other")
+    assert len({*ids}) == 2
+
+
 @pytest.mark.parametrize(
     "later",
     [
@@ -177,9 +234,19 @@ def test_what_follows_is_read_as_it_is_written(later: bytes) -> None:
         b'{"messages":[1,12]}',
         b'{"messages":[1],"t":1,"x":[2],"t":5}',
         b'{"messages":[[1,2],{"x":[3]}],"],\\"x":["],\\"x"]}',
+        b'{"messages":[1],"z":2,"messages":[8]}',
     ],
 )
-@pytest.mark.parametrize("changed", [(b"2]", b"2,5]"), (b"4]", b"4,5]"), (b"]}", b",5]}"), (b"12", b"123")])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        (b'1],"z":2,"messages":[8]', b'1,5],"z":2'),
+        (b"2]", b"2,5]"),
+        (b"4]", b"4,5]"),
+        (b"]}", b",5]}"),
+        (b"12", b"123"),
+    ],
+)
 def test_where_the_conversation_ends_is_never_guessed_wrong(
     first: bytes, changed: tuple[bytes, bytes]
 ) -> None:

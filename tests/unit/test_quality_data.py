@@ -69,7 +69,7 @@ def test_rows_that_differ_in_anything_are_no_duplicates_nor_are_examples_copied_
 
 
 def test_rows_of_an_environment_that_makes_the_task_are_no_duplicates(tmp_path: Path) -> None:
-    start = row("Deal me in.", agent_ref={"name": "dealer"})
+    start = row("Deal me in.", agent_ref={"name": "dealer"}, _ng_task_index=0)
     data = data_of(tmp_path, example=[start] * 5)
     assert (data.duplicates, data.missing["duplicates"]) == (None, NO_TASK)
     assert noticed(data) == []
@@ -156,6 +156,7 @@ def test_the_type_of_a_declared_dataset_says_the_split_before_the_files_name() -
     assert split_of(file, [Dataset("a", "validation", "data/a_train.jsonl")]) == "validation"
     both = [Dataset("a", kind, "data/a_train.jsonl") for kind in ("benchmark", "example")]
     assert split_of(file, both) is None
+    assert split_of(DataFile("x", Path("/x/data/train_example.jsonl"), "rows"), ()) is None
 
 
 def test_rows_of_any_shape_are_read(tmp_path: Path) -> None:

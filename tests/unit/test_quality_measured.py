@@ -13,7 +13,8 @@ import pytest
 from gymgate.quality.model import Thresholds
 from gymgate.quality.record import deterministic, failure_cases, measure, trials
 from gymgate.quality.record.findings import problems, unmet_thresholds
-from gymgate.quality.record.overhead import ceiling
+from gymgate.quality.record.overhead import _tool_calls_ms, ceiling
+from gymgate.rollouts import ModelCall, Rollout
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
 from support.scripted_stack import ScriptedStack, check_on
@@ -101,3 +102,13 @@ async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
     assert [each.kind for each in problems(check) if each.kind != "reward differs"] == kinds
     assert check.data is not None
     assert (check.data.files, check.data.duplicates) == ({"example": 3}, 0)
+
+
+def test_calls_that_a_turn_makes_share_its_time() -> None:
+    asked = {"output": [{"type": "function_call"}] * 2}
+    calls = [
+        ModelCall(index=n, dialect="responses", started_s=3.0 * n, duration_s=1.0, response=asked)
+        for n in range(2)
+    ]
+    rollout = Rollout(id="r", environment="e", agent="a", status="completed", calls=calls)
+    assert [*_tool_calls_ms(rollout)] == [1000.0, 1000.0]

@@ -12,7 +12,14 @@ import pytest
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Thresholds
 from gymgate.quality.record.findings import problems, unmet_thresholds
-from gymgate.quality.record.phrasings import Phrasing, asked_for, calling_policy, forms_of, policy_of
+from gymgate.quality.record.phrasings import (
+    Phrasing,
+    asked_for,
+    calling_policy,
+    forms_of,
+    policy_of,
+    texts_of,
+)
 from gymgate.quality.record.schema import Oracle, Probes
 from gymgate.quality.record.trials import measure, measure_right_answers
 from gymgate.rollouts.answers import answer_of, calls_in, oracle_rollout
@@ -60,12 +67,21 @@ def test_the_forms_of_an_answer() -> None:
         ("the format: 'Answer: LETTER'", "Answer: answer"),
         ("in the form 'Final Answer: [node1, node2, ...]'", "Final Answer: [items]"),
         ("enclosed in double parentheses", "((answer))"),
+        (r"In LaTeX one writes \boxed{x}. End with 'Answer: LETTER'.", "Answer: answer"),
         ("What is 2 + 2?", None),
     ],
 )
 def test_what_the_prompt_asks_for(prompt: str, name: str | None) -> None:
     asked = asked_for(row(prompt, answer="x"))
     assert (asked[0].name if asked else None) == name
+
+
+def test_a_number_is_one_answer_however_it_is_written() -> None:
+    one, *others = (
+        texts_of(forms_of(row(answer=answer))) for answer in ("1000", "1,000", "1000.0", "$1000$")
+    )
+    assert others == [one] * 3
+    assert texts_of(forms_of(row(answer="1, 000"))) != texts_of(forms_of(row(answer="1; 000")))
 
 
 async def test_a_policy_says_the_answer_or_plays_the_calls() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -103,9 +104,66 @@ async def test_a_flag_is_a_finding_once_the_code_was_read(monkeypatch: pytest.Mo
         line=7,
         reason="drops 'not'",
     )
+    other = proof.model_copy(update={"nemo_gym": "0.6.0"})
+    monkeypatch.setattr(findings_module, "proofs", lambda: (other,))
+    assert [*findings(record)] == [], "of another release"
     monkeypatch.setattr(findings_module, "proofs", lambda: (proof,))
     [finding] = findings(record)
     assert (finding.proof, [*suspicions(record)]) == (proof, [])
     assert "app.py:7" in finding.label
     monkeypatch.setattr(findings_module, "dismissals", lambda: (proof,))
     assert [*problems(record)] == [], "an error of the probe"
+
+
+def test_wrong_answers_are_of_the_same_kind() -> None:
+    options = row(answer="A", options=[{"A": "one"}, {"B": "two"}, {"C": "three"}])
+    assert probes.wrong_answers(options, "A", "answer") == ("B", "C")
+    assert probes.wrong_answers(options, "two", "option") == ("one", "three")
+    assert probes.wrong_answers(options, "Yes", "answer") == ("No",)
+    assert probes.wrong_answers(row(answer="true"), "true", "answer") == ("false",)
+    assert probes.wrong_answers(row(answer="x"), "some words", "answer") == ()
+
+
+@pytest.mark.parametrize(
+    ("right", "said"), [("1/4", ["0.25"]), ("0.25", ["1/4"]), ("1/3", []), ("12", ["12.0"]), ("3", [])]
+)
+def test_a_number_in_another_notation_is_the_same_number(right: str, said: list[str]) -> None:
+    [probe] = [each for each in probes.PROBES if each.name == "notation"]
+    assert probe.answers(probes.Subject(trials.ReplayCase("row 0", row(answer=right), trials._empty))) == said
+
+
+def rollout(prompt: str, reward: float | None, said: str) -> Any:
+    turns = [[{"type": "message", "role": "assistant", "content": said}]]
+    return SimpleNamespace(row=row(prompt), recording=SimpleNamespace(reward=reward, turns=turns))
+
+
+def test_another_rows_best_is_the_best_of_the_others() -> None:
+    recorded = [
+        rollout("a", 1.0, "own"),
+        rollout("b", 0.2, "weak"),
+        rollout("c", 0.8, "best"),
+        rollout("d", 0.0, "no"),
+    ]
+    assert trials._best_answer(row("a"), recorded) == "best"
+    assert trials._best_answer(row("c"), recorded) == "own"
+    assert trials._best_answer(row("a"), recorded[:1]) == ""
+
+
+def test_each_row_is_tried_once_and_none_that_lacks_what_scoring_needs() -> None:
+    recorded = [rollout(prompt, 1.0, "x") for prompt in "abab"]
+    context: Any = SimpleNamespace(
+        recorded=recorded,
+        results=[SimpleNamespace(verdict="match"), SimpleNamespace(verdict="incomplete")],
+        rows=[row("c"), row("a")],
+        replay_of=lambda each: trials.ReplayCase("recorded", each.row, trials._empty),
+    )
+    assert [probes.prompt_of(each.row["responses_create_params"]) for each in trials._rows(context)] == [
+        "a",
+        "b",
+        "c",
+    ]
+    context.recorded = recorded[:2]
+    assert [probes.prompt_of(each.row["responses_create_params"]) for each in trials._rows(context)] == [
+        "a",
+        "c",
+    ]

@@ -124,6 +124,12 @@ def test_what_was_not_measured_meets_no_threshold() -> None:
     assert honest == "--honest: not measured: no rows"
 
 
+@pytest.mark.parametrize("verdict", ["match", "differs", "blocked"])
+def test_only_what_was_compared_is_reproducible(verdict: Any) -> None:
+    unmet = [*unmet_thresholds(record(verdict=verdict, detail="why"), Thresholds(reproducible=True))]
+    assert len(unmet) == (verdict != "match")
+
+
 def test_a_reward_in_a_single_row_is_a_finding_beside_negative_ones() -> None:
     given = {"rows": 4, "failed": 0, "mean": -0.5, "highest": 1, "above_zero": 1}
     found = record(probes={"recorded_mean": 0.5, "answers": {"empty": given}})
@@ -167,6 +173,7 @@ def test_of_a_record_that_ships_only_the_rollouts_that_differ_stay() -> None:
 
 def test_rewards_are_counted_each_or_in_ranges() -> None:
     assert distribution([1.0, 0.0, 1.0]) == {"0": 1, "1": 2}
+    assert [*distribution([n / 4 for n in range(10)])] == [f"{n / 4:g}" for n in range(10)]
     ranges = distribution([n / 20 for n in range(21)])
     assert (len(ranges), sum(ranges.values())) == (10, 21)
     assert next(iter(ranges)) == "0 to 0.1"

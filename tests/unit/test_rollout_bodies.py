@@ -127,3 +127,10 @@ def test_a_log_takes_no_more_memory_than_its_text() -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 1_500_000
+
+
+def test_a_request_is_recorded_as_the_end_of_its_own_conversation() -> None:
+    log, base = RequestLog(), History([{"a": 1}, {"b": 2}])
+    for items in (base, History([{"c": 3}]), History([{"a": 1}, {"b": 2}, {"d": 4}], base)):
+        log.add({"input": items})
+    assert codec.loads_object(log.entries[2])["extends"] == 0

@@ -173,8 +173,25 @@ def test_the_line_shows_each_replica(clock: Clock) -> None:
     progress.sample_replicas(looks({"a:1": 310, "b:1": 290}))
     assert state(progress).endswith("62 tokens/s (a:1 31, b:1 29)")
     clock.now = 20.0
-    progress.sample_replicas(looks({"a:1": 620, "b:1": 290}, away="b:1"))
-    assert state(progress).endswith("tokens/s (a:1 31, b:1 left out)")
+    progress.sample_replicas(looks({"a:1": 820, "b:1": 290}, away="b:1"))
+    assert state(progress).endswith("tokens/s (a:1 41, b:1 left out)")
+
+
+def test_rates_are_those_of_the_last_minute(clock: Clock) -> None:
+    """Counted from the moment at which the stack is ready, and with a point a second."""
+    progress = RunProgress(total=1000, started=0.0, last_finished=0.0)
+    clock.now = 100.0
+    progress.start()
+    assert (progress.started, progress.last_finished) == (100.0, 100.0)
+    for count in [1] * 100 + [3] * 100:
+        for _ in range(count):
+            clock.now += 1 / count
+            progress.finished += 1
+            progress.output_tokens += 50
+            progress._note_time()
+    assert progress.rate == pytest.approx(3.0, abs=0.1)
+    assert progress.token_rate == pytest.approx(150.0, abs=5)
+    assert len(progress._recent) < 65
 
 
 def test_what_is_left_is_what_nobody_has_done() -> None:

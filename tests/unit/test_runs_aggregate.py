@@ -23,7 +23,7 @@ from gymgate.results.report import write_report
 from gymgate.runs import statistics as st
 from gymgate.runs.aggregate import Runs, read_runs
 from gymgate.runs.attempts import Attempt
-from gymgate.runs.metrics import keep, notes_on_tasks, parse_bounds, summary_rows, task_rows
+from gymgate.runs.metrics import keep, notes_on_tasks, numbered, parse_bounds, summary_rows, task_rows
 from gymgate.runs.tasks import CollectedTasks
 
 SETTINGS = {"policy": {"type": "http", "model": "m"}}
@@ -596,3 +596,44 @@ def test_a_carriage_return_ends_no_line_of_a_csv_file(tmp_path: Path) -> None:
     assert read == [
         {name: "" if value is None else str(value) for name, value in row.items()} for row in rows
     ]
+
+
+def test_a_table_is_in_the_order_of_its_numbers(tmp_path: Path) -> None:
+    """Tasks in that of the input, whatever their lines; k from the smallest on; and the range of a task's rewards."""
+    lines = [line(key, repeat, float(repeat), line=9 - key) for key in range(2) for repeat in range(16)]
+    collected = read_runs([write_run(tmp_path, lines)])
+    assert [row["row_key"][-1] for row in task_rows(collected)] == ["0", "1"]
+    assert {(row["min_reward"], row["max_reward"]) for row in task_rows(collected)} == {(0.0, 15.0)}
+    assert numbered("pass@", summary_rows(collected)) == ["pass@1", "pass@2", "pass@4", "pass@8", "pass@16"]
+
+
+def test_a_run_of_unknown_size_has_none(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", [line(0, 0, 1.0)], extent={"rollouts": 4})
+    other = write_run(tmp_path / "other", [line(1, 0, 1.0)])
+    assert Runs([one]).planned == 4
+    assert Runs([one, other]).planned is None
+
+
+def test_a_rollout_of_another_environment_is_no_duplicate(tmp_path: Path) -> None:
+    """The run that is named has the same one: a row that two environments have is two."""
+    others = write_run(tmp_path / "others", [line(0, 0, 1.0, environment="weather")])
+    first, second = (write_run(tmp_path / name, [line(0, 0, 1.0)]) for name in ("first", "second"))
+    with pytest.raises(ConfigError, match=re.escape(f"{second} are in {first} ")):
+        read_runs([others, first, second])
+
+
+def test_a_rollout_counts_once_whatever_came_before() -> None:
+    """It failed for ever in two shards, and finished in the end."""
+    collected, failed = CollectedTasks(), line(0, 0, None, status="failed")
+    for _ in range(2):
+        collected.fail(Attempt.read(failed, Path("r"), 1))
+        assert collected.counts.outcomes["failed"] == 1
+    collected.add(Attempt.read(line(0, 0, 1.0), Path("r"), 1))
+    assert collected.counts.outcomes["failed"] == 0
+
+
+def test_a_list_of_rows_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [line(0, 0, 1.0)])
+    (run / "rows.txt").mkdir()
+    with pytest.raises(DataError, match=r"rows\.txt"):
+        read_runs([run])

@@ -22,6 +22,7 @@ from gymgate.results.growing import GrowingReport
 from gymgate.results.report_data import CALLS, TOKENS, ReportData
 from gymgate.results.rescore import StoredRun
 from gymgate.runs.aggregate import Runs, read_runs, read_tasks
+from gymgate.runs.attempts import Attempt
 from gymgate.runs.gym_rollouts import RolloutNumbers
 from gymgate.runs.metrics import summary_rows, task_rows
 from gymgate.runs.store import open_run
@@ -272,3 +273,18 @@ def test_a_field_of_another_form_is_named_with_its_file_and_line(
         read_runs([run])
     assert (raised.value.path, raised.value.line) == (str(run / "rollouts.jsonl"), 2)
     assert next(iter(field)) in str(raised.value)
+
+
+def test_a_refused_call_samples_nothing() -> None:
+    refused = {**CALL, "status_code": 400, "usage": {}}
+    broken = {**refused, "status_code": 500}
+    counts = [
+        Attempt.read(whole_line(0, 0, calls=[CALL, call]), Path("r"), 1).output_tokens
+        for call in (refused, broken)
+    ]
+    assert counts == [7, None]
+
+
+def test_a_failure_needs_no_error_and_an_equal_row_has_its_number() -> None:
+    attempt = Attempt.read(whole_line(0, 0, status="failed", occurrence=1), Path("r"), 1)
+    assert (attempt.has_failed, attempt.task_name) == (True, "e:1#2")

@@ -211,3 +211,8 @@ def test_amounts() -> None:
     assert [dollars(amount) for amount in (None, 0.0, 0.00001, 0.0123, 1.0, 12345.678)] == [
         "-", "$0.00", "<$0.0001", "$0.0123", "$1.00", "$12,345.68",
     ]  # fmt: skip
+
+
+def test_one_environment_has_no_sum(tmp_path: Path) -> None:
+    found = usages(write_run(tmp_path, [line(0, 0, 1.0, calls=[call(), call(server="judge")])]))
+    assert [*found] == [("mcqa", "policy_model"), ("mcqa", "judge")]

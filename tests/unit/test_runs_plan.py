@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
+from gymgate.core.config import CallableEndpoint, HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, DataError, PolicyError
 from gymgate.gym.records import answer_fields
 from gymgate.gym.row_sources import RowSource, open_rows
@@ -21,7 +21,7 @@ from gymgate.rollouts.row import make_row
 from gymgate.runs.plan import SEED_STRIDE, Identity, IdentitySet, RolloutPlan, Shard, parse_seeds, parse_shard
 from gymgate.runs.record import collected
 from gymgate.runs.run import Collection
-from gymgate.runs.settings import differences, extent_of, settings_of
+from gymgate.runs.settings import context_overflow_of, differences, extent_of, settings_of, shown_settings
 from gymgate.runs.store import open_run
 
 STACK = StackConfig(environments=("mcqa",))
@@ -86,8 +86,9 @@ async def test_the_policy_gets_the_seed_and_the_settings_do_not() -> None:
     policies: list[HTTPEndpoint] = []
 
     class Recorder:
-        async def run(self, row: Any, *, policy: HTTPEndpoint, **_: Any) -> None:
+        async def run(self, row: Any, *, policy: HTTPEndpoint, task_index: int, **_: Any) -> None:
             policies.append(policy)
+            assert task_index == 0
 
     endpoint = HTTPEndpoint(base_url="http://h/v1", model="m", sampling=(("temperature", 0.5),))
     plan = RolloutPlan([source([0])], repeats=2, seeds=(3,))
@@ -96,6 +97,7 @@ async def test_the_policy_gets_the_seed_and_the_settings_do_not() -> None:
     for planned in plan.rollouts():
         await run._run_one(Recorder(), planned)  # type: ignore[arg-type]
     assert [dict(policy.sampling)["seed"] for policy in policies] == [3, 3 + SEED_STRIDE]
+    assert {dict(policy.sampling)["temperature"] for policy in policies} == {0.5}
     secret = endpoint.model_copy(update={"api_key": SecretStr("s3cret"), "base_url": "http://other/v1"})
     settings = [settings_of(each, RolloutLimits(), ["rows"]) for each in (endpoint, secret)]
     assert settings[0] == settings[1]
@@ -113,6 +115,30 @@ def test_runs_that_treat_a_context_overflow_otherwise_are_not_one_run() -> None:
     for other in (refused, stored_before):
         (difference,) = differences(other, answered)
         assert difference.startswith("limits.context_overflow: ")
+    assert context_overflow_of(stored_before) == context_overflow_of(refused) == "refuse"
+
+
+def test_a_function_has_no_context_that_overflows() -> None:
+    one, other = (
+        settings_of(CallableEndpoint(name="f"), RolloutLimits(context_overflow=overflow), ["rows"])
+        for overflow in ("answer", "refuse")
+    )
+    assert one == other
+    assert context_overflow_of(one) is None
+
+
+def test_what_only_a_stack_knows_is_a_difference_once_both_have_said_it() -> None:
+    for before, now, count in (("0.6.0", "0.7.0", 1), ("0.7.0", "0.7.0", 0), (None, "0.7.0", 0)):
+        settings = [{} if release is None else {"nemo_gym": release} for release in (before, now)]
+        assert len(differences(*settings)) == count
+
+
+def test_what_may_be_a_secret_is_not_shown() -> None:
+    overrides = {"hf_token": "secret", "max_tokens": 5, "url": "http://me:secret@host/v1"}
+    shown = shown_settings({"environments": [{"name": "e", "overrides": overrides}]})
+    assert "secret" not in str(shown)
+    assert shown["environments.0.overrides.max_tokens"] == 5
+    assert shown["environments.0.overrides.url"] == "http://host/v1"
 
 
 def test_equal_rows_are_told_apart() -> None:

@@ -29,7 +29,7 @@ from gymgate.runs.pace import DEFAULT_BUDGETS, Pace, fitting_concurrency, may_re
 from gymgate.runs.plan import Identity, RolloutPlan, Shard
 from gymgate.runs.record import CollectedRollout, collected, failure_line, read_values, to_line
 from gymgate.runs.run import _refuse_other_split
-from gymgate.runs.store import LineLog, differences, open_run
+from gymgate.runs.store import LOCK, LineLog, differences, open_run
 
 SETTINGS = {"policy": {"model": "a", "sampling": {"temperature": 1.0}}, "sources": ["x"]}
 
@@ -158,6 +158,52 @@ def test_what_is_appended_reaches_the_disk_once(tmp_path: Path, monkeypatch: pyt
     log.close()
 
 
+def test_what_is_appended_while_the_disk_works_is_synced_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    log = LineLog(tmp_path / "rollouts.jsonl")
+
+    def sync(fd: int) -> None:
+        if not synced:
+            log.append(b"meanwhile\n")
+        synced.append(fd)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    log.append(b"line\n")
+    for _ in range(3):
+        log.sync()
+    assert len(synced) == 2
+    log.close()
+
+
+def test_a_resume_keeps_what_the_stack_said_and_writes_no_file_anew(tmp_path: Path) -> None:
+    """It needs no room on the disk, and the stack that it waits for has not said anything yet."""
+    with open_run(tmp_path, {**SETTINGS, "nemo_gym": "0.7.0"}, {}, ["0" * 16]):
+        files = [(tmp_path / name).stat().st_ino for name in ("run.json", "rows.txt")]
+    with open_run(tmp_path, SETTINGS, {}, ["0" * 16]):
+        assert [(tmp_path / name).stat().st_ino for name in ("run.json", "rows.txt")] == files
+    assert read_run(tmp_path)["settings"]["nemo_gym"] == "0.7.0"
+
+
+def test_a_run_is_named_by_the_process_that_writes_it_and_closed_after_it(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("process 12345678901234567890 on a machine with a long name\n")
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with open_run(tmp_path, SETTINGS, {}):
+        assert (tmp_path / LOCK).read_text().split()[:2] == ["process", str(os.getpid())]
+        assert (tmp_path / LOCK).read_text().count("\n") == 1
+        assert len([*Path("/proc/self/fd").iterdir()]) > before
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+def test_attempts_of_what_finished_are_forgotten(tmp_path: Path) -> None:
+    with open_run(tmp_path, SETTINGS, {}) as run:
+        run.add_failure(collected(job(), failed_rollout(), 1), final=False)
+        assert run.attempts
+        run.add(collected(job(), rollout(), 1))
+        assert not run.attempts
+
+
 def test_shards_are_read_in_order_and_of_one_split(tmp_path: Path) -> None:
     names = [Shard(index, 10).directory for index in (10, 2, 1)]
     for name in (*names, "shard-1-of-10.bak", "shard-2-of-10-old", "shard-x-of-y"):
@@ -168,6 +214,11 @@ def test_shards_are_read_in_order_and_of_one_split(tmp_path: Path) -> None:
     for shard in (Shard(1, 3), Shard(1, 1)):
         with pytest.raises(ConfigError, match="shard"):
             _refuse_other_split(tmp_path, shard)
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "run.json").write_text("{}")
+    _refuse_other_split(tmp_path / "whole", Shard(1, 1))
+    with pytest.raises(ConfigError, match="not split"):
+        _refuse_other_split(tmp_path / "whole", Shard(1, 2))
 
 
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
@@ -291,6 +342,16 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     log.append(b"w\n")
     log.close()
     assert (tmp_path / "rollouts.jsonl").read_bytes() == b"x" * 99 + b"\n" + b"z" * 49 + b"\n" + b"w\n"
+
+
+def test_a_torn_line_stays_cut_off_when_the_disk_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    path.write_bytes(b"x" * 99 + b"\n" + b"torn")
+    log = LineLog(path)
+    with largest_file(150), pytest.raises(DataError, match=r"\b50 of 100\b"):
+        log.append(b"y" * 99 + b"\n")
+    log.close()
+    assert path.read_bytes() == b"x" * 99 + b"\n"
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gymgate.gym.inside import forkserver
+from gymgate.gym.inside.forkserver.forking import ForkServer, has_ended
+from gymgate.gym.inside.processes import (
+    SERVER_TAG,
+    descendants,
+    helpers_of,
+    is_tagged,
+    proportional_bytes,
+    stat,
+)
 from gymgate.stack import forkserver_client
 from gymgate.stack.children import Child
 from gymgate.stack.forkserver_client import ForkServerClient
@@ -61,3 +76,61 @@ async def test_the_servers_of_a_dead_one_are_killed_outside_the_event_loop_befor
         assert server.wait(20) is not None
     assert threads
     assert threading.main_thread() not in threads
+
+
+@contextmanager
+def waiting(program: str | Path = "cat", **settings: Any) -> Iterator[int]:
+    """The pid of a process that waits until this is left."""
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **settings) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"up")
+        process.stdin.flush()
+        assert process.stdout is not None
+        assert process.stdout.read(2) == b"up"  # it runs, with its own name and environment
+        try:
+            yield process.pid
+        finally:
+            process.stdin.close()
+
+
+def test_a_process_is_read_whatever_its_name(tmp_path: Path) -> None:
+    cat = shutil.copy2(os.path.realpath(str(shutil.which("cat"))), tmp_path / "x) S 1 (y")
+    with waiting(cat) as pid:
+        assert stat(pid)[1] == str(os.getpid())
+
+
+def test_memory_is_counted_in_bytes() -> None:
+    assert proportional_bytes([os.getpid()]) > 5_000_000
+
+
+def test_all_that_a_process_started_is_found() -> None:
+    with waiting() as one, waiting() as other:
+        assert {one, other} <= {*descendants(os.getpid())}
+
+
+def test_the_helpers_of_a_server_are_those_with_its_number() -> None:
+    """Also in a session of their own, and no other server's whose number begins alike."""
+    with waiting(env={**os.environ, SERVER_TAG: "1234567890"}, start_new_session=True) as helper:
+        assert helper in helpers_of(1234567890)
+        assert helper not in helpers_of(123456789)
+        assert is_tagged(helper, 1234567890)
+
+
+def test_orders_are_taken_whole_and_kill_only_its_own_children() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, waiting() as stranger:
+        server = ForkServer(theirs)
+        for order in (
+            {"op": "kill", "pid": stranger, "signal": signal.SIGKILL, "group": False},
+            {"op": "ping"},
+        ):
+            line = json.dumps(order).encode() + b"\n"
+            for piece in (line[:5], line[5:]):
+                ours.sendall(piece)
+                assert not has_ended(theirs)
+                assert server.receive()
+        assert json.loads(ours.recv(1000)) == {"event": "pong"}
+        os.kill(stranger, 0)
+        assert stat(stranger)[0] in "RSD"
+        for end in (server.wakeup, server.waker):
+            end.close()

@@ -112,7 +112,7 @@ class HTTPBackend:
             status = (await self._client.send(request, timeout_s=FINISH_TIMEOUT_S)).status
         except (HTTPFailure, TimeoutError) as error:
             logger.warning(
-                "the end of a session did not reach %s: %s", self._server.shown, error or "no answer"
+                "the end of a session did not reach %s: %s", self._server.shown, str(error) or "no answer"
             )
             return
         if status >= 400:

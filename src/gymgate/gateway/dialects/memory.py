@@ -21,7 +21,7 @@ from gymgate.gateway.dialects.content import (
     message_reasoning,
     text_and_refusal,
 )
-from gymgate.gateway.dialects.reading import Json, canonical_json, without, without_none
+from gymgate.gateway.dialects.reading import Json, canonical_json, without_none
 
 Content = tuple[str, ...]
 """The parts of an item or block that an agent sends back unchanged."""
@@ -160,4 +160,4 @@ def block_fingerprint(block: Json) -> Fingerprint:
         return Fingerprint(
             (kind, str(block.get("id")), str(block.get("name")), canonical_json(block.get("input")))
         )
-    return Fingerprint((kind, canonical_json(without(block, "cache_control"))))
+    return Fingerprint((kind, canonical_json(block)))
