@@ -229,3 +229,19 @@ def test_what_failed_in_an_exported_run_is_tried_again(run: Path, tmp_path: Path
     assert calls.total() > 0
     by_id = {sample.id: sample for sample in samples_of(again)}
     assert [by_id[sample.id].uuid for sample in kept] == [sample.uuid for sample in kept]
+
+
+def test_a_run_of_a_served_stack_and_results_without_a_conversation_are_a_log(
+    run: Path, tmp_path: Path
+) -> None:
+    """Such a stack gives a hash of its overrides; an agent may answer anything."""
+    described = orjson.loads((run / "run.json").read_bytes())
+    described["settings"]["environments"][0]["overrides"] = "sha256:0123456789abcdef"
+    (run / "run.json").write_bytes(orjson.dumps(described))
+    first, *others = map(orjson.loads, (run / "rollouts.jsonl").read_bytes().splitlines())
+    first["result"] = {"responses_create_params": {"input": 5}, "response": "x"}
+    (run / "rollouts.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in (first, *others)))
+    export(run, tmp_path / "run.eval")
+    log = read_eval_log(str(tmp_path / "run.eval"))
+    assert "overrides" not in log.eval.task_args_passed
+    assert len(samples_of(log)) == 5

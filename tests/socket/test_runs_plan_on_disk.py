@@ -120,6 +120,16 @@ async def test_another_policys_rollouts_are_not_yielded(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
+async def test_a_rollout_with_two_lines_is_yielded_once(tmp_path: Path) -> None:
+    """As `aggregate` counts it: of two the first. `evaluate` counted both."""
+    found: list[CollectedRollout] = []
+    finish(tmp_path, await command_over(tmp_path, "ab"))
+    with (tmp_path / ROLLOUTS).open("a") as file:
+        file.write((tmp_path / ROLLOUTS).read_text())
+    await stream(tmp_path, "m", found)
+    assert len({rollout.identity for rollout in found}) == len(found) == 2
+
+
 async def test_an_endpoints_only_model_is_the_runs_policy_and_one_of_several_must_be_chosen(
     tmp_path: Path,
 ) -> None:

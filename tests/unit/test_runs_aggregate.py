@@ -388,6 +388,14 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
         assert "shards 1, 3, 4 of 4 are missing" in done.output
 
 
+def test_of_more_missing_shards_than_anybody_has_the_first_are_named(tmp_path: Path) -> None:
+    """A large number in somebody's `run.json` took all memory."""
+    write_run(tmp_path / "x" / "shard-2-of-4", [line(0, 0, 1.0)], extent={"shard": [2, 1 << 60]})
+    (note,) = read_runs([tmp_path / "x"]).notes
+    assert "shards 1, 3, 4, 5" in note
+    assert note.endswith(f"100, 101, ... of {1 << 60} are missing")
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [("{broken\n", "rollouts.jsonl:1: .*JSON"), ('{"reward": 1}\n', "rollouts.jsonl:1: .*rollout")],

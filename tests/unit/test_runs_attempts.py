@@ -160,6 +160,15 @@ def test_an_export_of_records_is_read_as_the_run(tmp_path: Path) -> None:
     assert summary_rows(read_runs([output])) == summary_rows(read_runs([run]))
 
 
+@pytest.mark.parametrize("name", ["total_s", "started_s", "finished"])
+def test_a_time_that_no_calendar_has_is_refused(tmp_path: Path, name: str) -> None:
+    """Exports that write it as a date broke off with an error of Python's."""
+    fields = {"total_s": {"timing": {name: 1e13}}, "started_s": {"calls": [{**CALL, name: 1e13}]}}
+    run = stored(tmp_path / "run", [whole_line(0, 0, **fields.get(name, {name: 1e13}))])
+    with pytest.raises(DataError, match=name):
+        [*Runs([run]).rollouts()]
+
+
 WRONG = [None, "", "x", -1, 0.5, 1e300, 2**70, True, [], [1], {}, {"a": 1}, [{"usage": 5}], [None]]
 
 

@@ -143,3 +143,14 @@ def test_gym_rollouts_become_traces_too(tmp_path: Path) -> None:
         command, [str(tmp_path / "r.jsonl"), "--to", "traces", "-o", str(tmp_path / "t.parquet")]
     )
     assert isinstance(wrong.exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    "result", [{"responses_create_params": {"input": 5}}, {"responses_create_params": [1]}, {"response": "x"}]
+)
+def test_a_result_without_a_conversation_is_a_trace_without_messages(
+    tmp_path: Path, result: dict[str, Any]
+) -> None:
+    """An agent may answer anything."""
+    (episode,) = read(tmp_path, [rollout(0, result=result)])
+    assert episode.traces[0].nodes == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from gymgate.runs.record import LineReader
 from gymgate.runs.settings import context_overflow_of, differences, is_example
 from gymgate.runs.tasks import CollectedTasks
 
+_NAMED = 100
+"""Missing shards that a note names."""
 RowName = tuple[Path, str, int]
 """A row of a run, shards together: the run's path, row key and occurrence."""
 
@@ -261,8 +264,10 @@ class Runs:
             index, count = run.shard
             shards.setdefault((run.whole, count), set()).add(index)
         for (path, count), there in shards.items():
-            if absent := sorted({*range(1, count + 1)} - there):
-                yield f"{path}: shards {', '.join(map(str, absent))} of {count} are missing"
+            absent = list(islice((index for index in range(1, count + 1) if index not in there), _NAMED + 1))
+            if absent:  # as many as somebody's file says
+                more = ", ..." if len(absent) > _NAMED else ""
+                yield f"{path}: shards {', '.join(map(str, absent[:_NAMED]))}{more} of {count} are missing"
 
     def _uneven_shards(self) -> Iterator[str]:
         """Name the shards of one run whose commands had different rows, repeats or seeds."""

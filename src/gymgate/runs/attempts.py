@@ -15,7 +15,7 @@ from gymgate.rollouts.answers import answer_of
 from gymgate.rollouts.outcome import Outcome, outcome_of
 from gymgate.rollouts.record import RolloutStatus
 from gymgate.rollouts.result import LARGEST, number
-from gymgate.runs.costs import Real, Stored, StoredCall, Text, Tokens, Whole, tokens_of_calls
+from gymgate.runs.costs import Seconds, Stored, StoredCall, Text, Tokens, Whole, tokens_of_calls
 from gymgate.runs.plan import Identity
 from gymgate.runs.record import CollectedRollout, line_error
 
@@ -60,7 +60,7 @@ class StoredError(Stored):
 class StoredTiming(Stored):
     """Seconds."""
 
-    total_s: Annotated[Real, Field(ge=0)] | None = None
+    total_s: Annotated[Seconds, Field(ge=0)] | None = None
 
 
 class Attempt(Stored):
@@ -92,7 +92,7 @@ class Attempt(Stored):
     usage: dict[Text, dict[Text, Whole | None] | None] | None = None
     """Tokens by model server; stored of failed attempts, whose calls are not."""
     timing: StoredTiming | None = None
-    finished: Annotated[Real, Field(ge=0, le=1e11)] | None = None
+    finished: Annotated[Seconds, Field(ge=0)] | None = None
     """Seconds since 1970."""
     _line: tuple[Mapping[str, Any], Path, int] = PrivateAttr()
     """What it was read from: everything that the line holds, its file and number. No default, which would be copied for each

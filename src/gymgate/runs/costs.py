@@ -19,7 +19,8 @@ OTHERS = "*"
 TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Whole = Annotated[int, Field(strict=True, ge=0, le=1 << 53)]
-Real = Annotated[float, Field(strict=True, ge=-1e15, le=1e15)]
+Seconds = Annotated[float, Field(strict=True, ge=-1e10, le=1e10)]
+"""So many that sums of a few are still moments that a calendar has."""
 Text = Annotated[str, Field(strict=True)]
 Tokens = dict[str, int | None]
 """`calls` and each of `TOKENS`, for one rollout and model server."""
@@ -57,8 +58,8 @@ class StoredCall(Stored):
     model_server: Text = POLICY
     status_code: Whole | None = None
     usage: StoredUsage = StoredUsage()
-    started_s: Real = 0.0
-    duration_s: Real = 0.0
+    started_s: Seconds = 0.0
+    duration_s: Seconds = 0.0
     request: Any = None
 
 

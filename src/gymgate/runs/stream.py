@@ -13,12 +13,11 @@ from gymgate.core.errors import ConfigError
 from gymgate.gym.row_sources import RowSource, open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts.row import make_row
-from gymgate.runs.gym_rollouts import stored_attempts
-from gymgate.runs.layout import FAILURES, ROLLOUTS
+from gymgate.runs.aggregate import Runs
 from gymgate.runs.pace import Pace
-from gymgate.runs.plan import PlannedIdentities, RolloutPlan, checked_shard
+from gymgate.runs.plan import IdentitySet, PlannedIdentities, RolloutPlan, checked_shard
 from gymgate.runs.policies import ask_models
-from gymgate.runs.record import CollectedRollout, LineReader
+from gymgate.runs.record import CollectedRollout
 from gymgate.runs.run import Collection, Log, ignore
 from gymgate.runs.settings import extent_of
 from gymgate.runs.tracing import Tracer
@@ -159,17 +158,15 @@ async def rollouts_of(
     async def put_finished() -> None:
         if not include_finished or run.directory is None:
             return
-        planned = PlannedIdentities(run.plan.row_keys(), extent_of(run.plan))
-        stored = stored_attempts(LineReader(run.directory / FAILURES))
-        failed = {
-            attempt.identity: attempt for attempt in stored if attempt.final and attempt.identity in planned
-        }
-        for attempt in stored_attempts(LineReader(run.directory / ROLLOUTS)):
-            failed.pop(attempt.identity, None)
-            if attempt.identity in planned:
+        planned, finished = PlannedIdentities(run.plan.row_keys(), extent_of(run.plan)), IdentitySet()
+        runs = Runs([run.directory], first_of_overlap=True)
+        for attempt in runs.rollouts():
+            if attempt.identity in planned and finished.add(attempt.identity):
                 await queue.put(attempt.rollout())
+        failed = {attempt.identity: attempt for attempt in runs.failed_attempts() if attempt.final}
         for attempt in [] if run.rerun_failed else failed.values():
-            await queue.put(attempt.rollout())
+            if attempt.identity in planned and attempt.identity not in finished:
+                await queue.put(attempt.rollout())
 
     async def work() -> None:
         try:

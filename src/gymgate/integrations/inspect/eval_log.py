@@ -33,7 +33,7 @@ from gymgate.integrations.inspect.scorer import score_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
 from gymgate.integrations.inspect.task import conversation_of, target_of
 from gymgate.results.tables import checked_table
-from gymgate.rollouts.row import input_items
+from gymgate.rollouts.transcript import items_of
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.costs import TOKENS, Tokens, UsageCounts, tokens_of
 from gymgate.runs.record import CollectedRollout
@@ -138,7 +138,10 @@ def _task_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
         arguments["data"] = sources[0]
     if len(names) == 1:
         shown = shown_settings({"environments": environments})
-        overrides = dict(environments[0].get("overrides") or ())
+        overrides = environments[0].get("overrides") or ()
+        overrides = (
+            {} if isinstance(overrides, str) else dict(overrides)
+        )  # of another machine: a hash of them
         arguments |= {name: environments[0].get(name) for name in ("config", "agent")}
         arguments["overrides"] = {
             name: value
@@ -150,10 +153,8 @@ def _task_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSample:
     result = rollout.result or {}
-    params = {"input": [], **(result.get("responses_create_params") or {})}
-    opening = input_items(params)
-    answered = (result.get("response") or {}).get("output")
-    messages = await conversation_of({"input": [*opening, *(answered if isinstance(answered, list) else [])]})
+    opening, answered = items_of(result)
+    messages = await conversation_of({"input": [*opening, *answered]})
     output = _output(messages, rollout, model)
     failure = failure_of(rollout)
     tokens = tokens_of(rollout)
@@ -161,7 +162,7 @@ async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSamp
     return EvalSample(
         id=_sample_id(rollout),
         epoch=epoch,
-        input=await conversation_of(params),
+        input=await conversation_of({"input": opening}),
         target=target_of(result),
         messages=messages,
         output=output,

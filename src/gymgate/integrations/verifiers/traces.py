@@ -28,7 +28,7 @@ from gymgate.integrations.verifiers.taskset import (
 )
 from gymgate.results.tables import checked_table
 from gymgate.rollouts import outcome_of
-from gymgate.rollouts.row import input_items
+from gymgate.rollouts.transcript import items_of
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.record import CollectedRollout
 
@@ -108,12 +108,9 @@ def _task(rollout: CollectedRollout, opening: list[vf.Message]) -> TraceTask[Wir
 
 def _nodes(rollout: CollectedRollout) -> Iterator[MessageNode]:
     """Yield the messages, each with the one before it as parent; the policy's own are marked as sampled."""
-    result = rollout.result or {}
-    asked = input_items(result.get("responses_create_params") or {})
-    answered = (result.get("response") or {}).get("output")
+    asked, answered = items_of(rollout.result)
     asked_count = len(_messages(asked))
-    whole = [*asked, *(answered if isinstance(answered, list) else ())]
-    for index, message in enumerate(_messages(whole)):
+    for index, message in enumerate(_messages([*asked, *answered])):
         yield MessageNode(
             parent=index - 1 if index else None,
             message=message,
