@@ -16,7 +16,14 @@ from aiohttp import web
 
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.call import Call
-from gymgate.gateway.retries import KEPT_BYTES, MARKED_ANSWERS, RECENT_ANSWERS, RequestKey, RetryDeduplicator
+from gymgate.gateway.retries import (
+    KEPT_BYTES,
+    MARKED_ANSWERS,
+    RECENT_ANSWERS,
+    RequestKey,
+    RetryDeduplicator,
+    is_marked_retry,
+)
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from gymgate.rollouts.record import ModelCall
@@ -94,6 +101,15 @@ def on_stage(request: pytest.FixtureRequest) -> Callable[..., None]:
             runner.run(stage(play, gate))
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("count", "marked"), [("1", True), ("00", False), ("x", False), ("\u00b2", False), ("9" * 5000, True)]
+)
+def test_a_count_that_is_no_number_marks_no_retry(count: str, marked: bool) -> None:
+    """The last two are digits that Python makes no number of."""
+    assert is_marked_retry({"x-stainless-retry-count": count}) is marked
+    assert is_marked_retry({}) is False
 
 
 def test_a_resend_joins_the_call_in_flight(on_stage: Callable[..., None]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gymgate.core.errors import PolicyError
-from gymgate.gateway.dialects import encode_stream, translate_answer
+from gymgate.gateway.dialects import ConversationMemory, encode_stream, translate_answer, translate_request
 from gymgate.gateway.dialects.content import split_think_tags
 
 HALF = json.loads('"\\ud800"')
@@ -61,3 +61,17 @@ def test_a_model_that_repeats_the_beginning_of_a_thought_holds_nobody_up() -> No
     assert split_think_tags(tags) == ([], tags)
     assert split_think_tags(f"<think>a</think>b{tags}") == (["a"], f"b{tags}")
     assert time.process_time() - began < 2
+
+
+def test_a_thought_thought_ten_thousand_times_holds_nobody_up() -> None:
+    """An agent that edits the text after it sends a turn that matches nothing, which was looked for at each thought."""
+    began = time.process_time()
+    ask = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "q"}]}
+    message = {"role": "assistant", "content": f"{'<think>a</think>' * 20_000}text \n"}
+    memory = ConversationMemory()
+    answer = translate_answer({"choices": [{"message": message}]}, ask, "chat", "messages", memory)
+    *thoughts, text = answer["content"]
+    turn = {"role": "assistant", "content": [*thoughts, {**text, "text": "text"}]}
+    sent = translate_request({**ask, "messages": [*ask["messages"], turn]}, "messages", "chat", memory)
+    assert sent["messages"][1]["content"].endswith("text")
+    assert time.process_time() - began < 3

@@ -196,6 +196,13 @@ def test_an_exception_of_a_server_that_the_agent_called_is_told_as_it_was() -> N
     assert "calling an inner server: b'" in results.run_error(500, told[:-9] + b'"', "a").message
 
 
+@pytest.mark.parametrize("deep", [f"b''{'-' * 100_000}1, b''", "+".join(["b''"] * 100_000)])
+def test_an_inner_answer_that_python_cannot_read_is_the_environments_error(deep: str) -> None:
+    """It was an internal error of the daemon's, since Python gives up at such depths in its own way."""
+    told = json.dumps(f"Hit an exception in A___a calling an inner server: {deep}").encode()
+    assert isinstance(results.run_error(500, told, "a"), EnvironmentServerError)
+
+
 def test_an_id_with_quotes_replaces_the_key_all_the_same() -> None:
     body = json.dumps({"log": f"at {KEY}", "reward": 1.0}).encode()
     found = results.read_result(body, key=KEY, rollout_id='a"b\\c')

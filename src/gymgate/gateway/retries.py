@@ -47,8 +47,8 @@ class RequestKey(NamedTuple):
 
 def is_marked_retry(headers: Mapping[str, str]) -> bool:
     """Whether the sender says that it sent this request before."""
-    count = headers.get("x-stainless-retry-count")
-    return count is not None and count.isdigit() and int(count) > 0
+    count = headers.get("x-stainless-retry-count", "")
+    return count.isdecimal() and bool(count.strip("0"))
 
 
 class _Recent(NamedTuple):

@@ -195,7 +195,7 @@ def _passed_on(answer: Any) -> bytes | None:
     match = _PASSED_ON.fullmatch(answer) if isinstance(answer, str) else None
     try:
         inner = ast.literal_eval(match[1]) if match else None
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deeply
         return None
     return inner if isinstance(inner, bytes) else None
 

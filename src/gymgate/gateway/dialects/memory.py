@@ -46,12 +46,16 @@ class Run(NamedTuple):
     originals: tuple[Original, ...]
 
 
+_Runs = dict[tuple[Content, ...], Run]
+
+
 class ConversationMemory:
     """The answers of one rollout. It is not thread-safe; a call takes time in proportion to the history it looks up."""
 
     def __init__(self) -> None:
-        self._by_start: dict[tuple[Dialect, Dialect, Content], dict[int, dict[tuple[Content, ...], Run]]] = {}
-        """By first content and length, so that a look-up costs a hash per length that occurs."""
+        self._by_start: dict[tuple[Dialect, Dialect, Content], dict[int, dict[Content, _Runs]]] = {}
+        """By first content, length and last content, so that a look-up costs a hash per length that occurs, and contents are
+        compared only where both ends are the same: a model may think one thought ten thousand times."""
         self._by_id: dict[tuple[Dialect, Dialect, str], Run] = {}
         self._items: dict[str, Json] = {}
         self._style: ReasoningStyle | None = None
@@ -89,7 +93,7 @@ class ConversationMemory:
         contents = tuple(fingerprint.content for fingerprint in fingerprints)
         run = Run(contents, tuple(Original(original) for original in originals))
         by_length = self._by_start.setdefault((agent, endpoint, contents[0]), {})
-        by_length.setdefault(len(contents), {})[contents] = run
+        by_length.setdefault(len(contents), {}).setdefault(contents[-1], {})[contents] = run
         for fingerprint in fingerprints:
             if fingerprint.id is not None:
                 self._by_id[agent, endpoint, fingerprint.id] = run
@@ -100,8 +104,12 @@ class ConversationMemory:
         """Return the longest recorded run that starts at position `at` of `fingerprints`."""
         by_length = self._by_start.get((agent, endpoint, fingerprints[at].content), {})
         for length in sorted(by_length, reverse=True):
-            here = tuple(fingerprint.content for fingerprint in fingerprints[at : at + length])
-            if (run := by_length[length].get(here)) is not None:
+            end = at + length
+            runs = by_length[length].get(fingerprints[end - 1].content) if end <= len(fingerprints) else None
+            if runs is None:
+                continue
+            here = tuple(fingerprint.content for fingerprint in fingerprints[at:end])
+            if (run := runs.get(here)) is not None:
                 named = self._by_id.get((agent, endpoint, fingerprints[at].id or ""))
                 return named if named is not None and named.contents == here else run
         return None
