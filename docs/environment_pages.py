@@ -50,7 +50,7 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
     "free reward": (
         "Rewards for answers that solve nothing",
         'Each row got an empty answer, the sentence "I do not know.", its own prompt, and the best recorded answer of '
-        "another row. Where a row asks for no more than a format, that answer may be right.",
+        "another row. If a row asks only for a format, that answer may be right.",
     ),
     "failure scored": (
         "Failures that are scored like answers",
@@ -58,7 +58,7 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
     ),
     "right answer rejected": (
         "Right answers that are rejected",
-        "The answer that the rows hold was said in a table of phrasings, the one that the prompt asks for first.",
+        "The row's answer was given in several phrasings, the one that the prompt asks for first.",
     ),
     "wrong answer accepted": (
         "Wrong answers that are accepted",
@@ -66,16 +66,16 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
     ),
     "answer suspect": (
         "Answers that may be wrong",
-        "The answer that the row holds is rejected, and those of rows that ask for the same are accepted.",
+        "The row's answer is rejected, and the answers of rows that ask for the same are accepted.",
     ),
     "duplicates": ("Duplicate rows", "Rows of one file that are equal in every field."),
     "answer in prompt": (
-        "Prompts that say their answer",
-        "The prompt says what the answer is, and it is the row's own.",
+        "Prompts that give their answer",
+        "The prompt says what the answer is, and that is the row's answer.",
     ),
     "row in two splits": (
         "Rows in several splits",
-        "Rows that are equal but for their agent, in files of different splits.",
+        "Rows in files of different splits that differ at most in their agent.",
     ),
 }
 """Title and explanation of each kind of finding, in the order of the page."""
@@ -86,8 +86,8 @@ TABLE = """\
 {made_by}
 
 What [`gymgate check`](check.md) found for every environment of nemo-gym {version}, on a machine without a GPU or Docker, with
-package registries as its only internet access. A name leads to the environment's page. On the site, a click on a head
-sorts, and the field filters.
+package registries as its only internet access. A name leads to the environment's page. On the site, click the head of
+a column to sort, and type into the field to filter.
 
 - *verdict*: `match` means that every recorded reward is reproduced: [Check](check.md) has the others.
 - *solvable*: rows in which the right answer earns the full reward, of those tried.
@@ -96,7 +96,7 @@ sorts, and the field filters.
 Difficulty is measured for {difficult} of the {count} environments, *solvable* for {solvable}; the others have a dash.
 
 An environment's page has all its figures, and [Quality figures](quality-figures.md) explains them. `gymgate info ENV` says why
-one is blocked. Possible problems are collected in [Findings](findings.md). For programs: `index.json`, next to this site.
+one is blocked. Possible problems are collected in [Findings](findings.md). Programs can read the site's `index.json`.
 
 """
 HEAD = ("environment", "what it is", "needs", "verdict", "solvable", "difficulty")
@@ -105,16 +105,16 @@ FINDINGS = f"""\
 
 {MADE_BY}
 
-For maintainers of environments: what the records show, by kind, and the commands that show it again. This says what was
-seen; a finding may be intended. [Quality figures](quality-figures.md) says how each figure is measured.
+For maintainers of environments: possible problems that the records show, and the commands that show them again. What was
+found may be intended. [Quality figures](quality-figures.md) says how each figure is measured.
 
 """
 PROVEN = """\
-A [probe](check.md#probes) made an answer of a row, and the reward is not what an honest grader pays. The line is in the
-release's code; what it does there is ours to judge, and may be intended. Each command shows it again without a model."""
+A [probe](check.md#probes) gave an answer, and the reward is not what an honest grader pays. The line is in the release's
+code; the reason is our reading of it, and the behaviour may be intended. Each command shows it again without a model."""
 SUSPECTED = """\
-Flags of probes of which nobody read the grader's code yet. Of the {read} that were read, {ours} were our own errors, so these are
-counts, not names."""
+Flags for which nobody has read the grader's code yet. Of the {read} that were read, {ours} were our own errors, so this lists
+counts, without environments."""
 
 
 def pages() -> Iterator[tuple[str, str]]:

@@ -145,7 +145,7 @@ def _record(record: CheckResult) -> None:
     if shape is not None and shape.turns is not None:
         rewards = ", ".join(f"{value} ({count} times)" for value, count in shape.rewards.items())
         echo(
-            f"  recorded: {shape.recordings} rollouts of {shape.turns:g} turn(s) on average, rewards {rewards}"
+            f"  recorded: {shape.recordings} rollouts with {shape.turns:g} turns on average, rewards {rewards}"
         )
     if record.oracle is not None:
         echo(f"  right answer: {record.oracle}")
