@@ -165,7 +165,7 @@ def by_inspect(job: Job) -> Iterator[Outcome]:
         task_args={**arguments, "timeout_s": TIMEOUT_S},
         model=f"openai-api/local/{MODEL}",  # `openai/` drops the temperature of a model that is not OpenAI's
         model_base_url=f"{job.url}/v1",
-        model_args={"api_key": "none", "responses_api": job.dialect == "responses"},
+        model_args={"api_key": "none", "responses_api": job.dialect == "responses", "strict_tools": False},
         max_samples=1,
         max_connections=1,
         fail_on_error=False,

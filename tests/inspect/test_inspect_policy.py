@@ -74,6 +74,24 @@ def test_reasoning_and_a_providers_data_come_back_as_they_were(tmp_path: Path) -
     assert (text.text, text.internal) == ("adding", {"t": 2})
 
 
+def test_a_turns_text_comes_back_as_the_model_wrote_it(tmp_path: Path) -> None:
+    """A list of one text is sent with a new line before it, by Inspect's providers for chat."""
+    asked: list[list[ChatMessage]] = []
+
+    def model(messages: list[ChatMessage], *_: Any) -> ModelOutput:
+        asked.append(messages)
+        return answer("The capital is Paris.")
+
+    mock = get_model("mockllm/model", custom_outputs=model)
+    task = nemo_gym(env="example_multi_turn_gymnasium")
+    (log,) = inspect_eval(task, model=mock, limit=1, display="none", log_dir=str(tmp_path))
+    (sample,) = samples_of(log)
+    assert sample.error is None, sample.error
+    assert len(asked) > 1
+    said = [each.content for each in asked[-1] if isinstance(each, ChatMessageAssistant)]
+    assert said == ["The capital is Paris."] * (len(asked) - 1)
+
+
 def test_a_conversation_that_does_not_fit_the_model_is_no_answer(tmp_path: Path) -> None:
     mock = get_model(
         "mockllm/model", custom_outputs=lambda *_: answer("prompt is too long", stop="model_length")

@@ -15,7 +15,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from inspect_ai.agent import AgentBridge, AgentState, agent_bridge
-from inspect_ai.model import ContentReasoning, ContentText, ContentToolUse, ModelOutput
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ContentReasoning,
+    ContentText,
+    ContentToolUse,
+    GenerateConfig,
+    GenerateInput,
+    Model,
+    ModelOutput,
+)
+from inspect_ai.tool import ToolChoice, ToolInfo
 from openai import AsyncOpenAI
 from openai.types.responses import Response
 
@@ -110,8 +121,28 @@ class InspectPolicy:
 @asynccontextmanager
 async def bridged(state: AgentState) -> AsyncIterator[AgentBridge]:
     """Enter Inspect's agent bridge. Sampling settings of the row hold where the eval sets none."""
-    async with agent_bridge(state, forward_generation_config=True, response_filter=_keep) as bridge:
+    async with agent_bridge(
+        state, forward_generation_config=True, filter=_join_text, response_filter=_keep
+    ) as bridge:
         yield bridge
+
+
+async def _join_text(
+    model: Model,
+    messages: list[ChatMessage],
+    tools: list[ToolInfo],
+    tool_choice: ToolChoice | None,
+    config: GenerateConfig,
+) -> GenerateInput:
+    """Give the model its own texts as it wrote them. Inspect's chat providers begin each part of a list with a new line."""
+    return GenerateInput([_with_plain_text(each) for each in messages], tools, tool_choice, config)
+
+
+def _with_plain_text(message: ChatMessage) -> ChatMessage:
+    parts = message.content if isinstance(message, ChatMessageAssistant) else []
+    if len(parts) != 1 or not isinstance(part := parts[0], ContentText) or part.internal or part.refusal:
+        return message
+    return message.model_copy(update={"content": part.text})
 
 
 async def _keep(model: Any, output: ModelOutput, request: Any) -> None:
