@@ -113,8 +113,8 @@ PROVEN = """\
 A [probe](check.md#probes) gave an answer, and the reward is not what an honest grader pays. The line is in the release's
 code; the reason is our reading of it, and the behaviour may be intended. Each command shows it again without a model."""
 SUSPECTED = """\
-Flags for which nobody has read the grader's code yet. Of the {read} that were read, {ours} were our own errors, so this lists
-counts, without environments."""
+Flags for which nobody has read the grader's code yet, or where the code means to pay. Of {read} others, {ours} were our own
+errors, so this lists counts, without environments."""
 
 
 def pages() -> Iterator[tuple[str, str]]:

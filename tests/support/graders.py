@@ -62,7 +62,8 @@ class Scored:
         calls = [ModelCall(index=0, dialect="responses")]
         if self._judges:
             calls.append(ModelCall(index=1, model_server="j", dialect="responses"))
-        reward = float(self._pay(replay.row, text))
+        paid = self._pay(replay.row, text)
+        reward = None if paid is None else float(paid)
         return Rollout(id="r", environment="e", agent="a", status="completed", reward=reward, calls=calls)
 
     async def _play(self, policy: Any, request: dict[str, Any]) -> str:

@@ -192,6 +192,14 @@ async def test_why_right_answers_were_not_tried(
     ]
 
 
+async def test_an_answer_as_asked_for_that_got_no_reward_says_nothing_of_the_grader() -> None:
+    def pay(row: dict[str, Any], text: str) -> bool | None:
+        return None if "boxed" in text else False
+
+    oracle = await measured([FRANCE, ITALY], pay)
+    assert (oracle.reason, list(problems(record(oracle)))) == ("other", [])
+
+
 async def test_rollouts_that_are_scored_against_each_other_have_no_oracle(tmp_path: Path) -> None:
     (config := tmp_path / "c.yaml").write_text("s: {resources_servers: {e: {num_rollouts_per_prompt: 4}}}")
     oracle = await measured([FRANCE], strict, config=config)

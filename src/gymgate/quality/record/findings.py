@@ -90,7 +90,7 @@ class Finding(NamedTuple):
     probe: ProbeName | None = None
     """The probe that flagged it."""
     proof: Proof | None = None
-    """For a flag: what the grader's code says; `None` if it was not read."""
+    """For a flag: what the grader's code says; `None` if it was not read, or pays on purpose."""
 
     def __str__(self) -> str:
         return self.text
@@ -109,7 +109,7 @@ class Finding(NamedTuple):
 
     @property
     def is_suspicion(self) -> bool:
-        """Whether it is a flag, and the grader's code was not read."""
+        """Whether it is a flag without a proof."""
         return self.kind in SUSPICIONS and self.proof is None
 
 

@@ -100,19 +100,6 @@ class Deterministic(Section):
     changed: tuple[Changed, ...] = ()
 
 
-class AnswerRewards(Config):
-    """Rewards of one kind of answer."""
-
-    rows: int
-    """Rows that gave a reward."""
-    failed: int
-    """Rows that gave none."""
-    mean: float
-    highest: float
-    above_zero: int
-    """Rows with a reward above 0."""
-
-
 class FlaggedRow(Config):
     """A row that did not pay what an honest grader pays."""
 
@@ -123,9 +110,17 @@ class FlaggedRow(Config):
     reward: float
 
 
-class ProbeRewards(AnswerRewards):
+class ProbeRewards(Config):
     """Rewards of the answers that one probe makes."""
 
+    rows: int
+    """Rows that gave a reward."""
+    failed: int
+    """Rows that gave none."""
+    mean: float
+    highest: float
+    above_zero: int
+    """Rows with a reward above 0."""
     flagged: tuple[FlaggedRow, ...] = ()
     """Rows that did not pay what an honest grader pays, scored twice. Empty for answers that solve nothing: what these
     earn is in `above_zero`."""

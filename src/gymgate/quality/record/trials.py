@@ -92,15 +92,18 @@ async def _right_answers(context: MeasurementContext) -> Oracle:
     accepted = list(dict.fromkeys(phrasing for phrasing, reward in rewarded if reward >= full))
     await asyncio.gather(*(try_phrasings(subject, accepted) for subject in subjects))
     unsolved = [subject for subject in subjects if not subject.is_solved(full)]
+    names = dict.fromkeys(phrasing for subject in subjects for phrasing in subject.rewards)
+    asked = _most_requested(subjects, accepted)
+    if len(unsolved) == len(subjects) and asked not in ("", *(each.name for each in names)):
+        return Oracle(reason="other", detail=scorer.first_error[:300], field=answer_field)
     missing = {}
     if unscored := [subject.name for subject in subjects if subject.best is None]:
         missing["reward"] = f"no reward in any phrasing for {', '.join(unscored)}"
     if unsteady:
         missing["rows"] = f"rewards change for {', '.join(subject.name for subject in unsteady)}"
-    names = dict.fromkeys(phrasing for subject in subjects for phrasing in subject.rewards)
     return Oracle(
         field=answer_field,
-        asked_for=_most_requested(subjects, accepted),
+        asked_for=asked,
         rows=len(subjects),
         solved=len(subjects) - len(unsolved),
         full=full,
