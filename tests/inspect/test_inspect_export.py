@@ -19,6 +19,7 @@ from inspect_ai.model import ChatMessageAssistant
 
 from gymgate.cli.export import command
 from gymgate.core.errors import ConfigError
+from gymgate.integrations.inspect.eval_log import _usage
 from support.inspected import INSPECT, samples_of, score_of
 from support.scripted import ScriptedPolicy
 
@@ -40,6 +41,12 @@ def export(run: Path, output: Path) -> str:
     )
     assert done.exit_code == 0, done.output
     return done.output
+
+
+def test_more_cached_than_read_tokens_are_no_negative_number() -> None:
+    tokens = {"calls": 1, "input_tokens": 5, "cached_tokens": 9, "output_tokens": 2, "reasoning_tokens": None}
+    (usage,) = _usage("m", tokens).values()
+    assert (usage.input_tokens, usage.input_tokens_cache_read) == (0, 9)
 
 
 def test_a_run_is_a_log_with_conversations_scores_and_errors(run: Path, tmp_path: Path) -> None:

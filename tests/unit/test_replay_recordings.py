@@ -112,6 +112,15 @@ def test_malformed_records_name_file_and_line(tmp_path: Path, bad: str, what: st
     assert (caught.value.path, caught.value.line) == (str(tmp_path / "r.jsonl"), 2)
 
 
+def test_a_damaged_line_of_a_run_is_named(tmp_path: Path) -> None:
+    call = {"status_code": 200, "request": {"input": "x"}, "response": {"output": []}}  # no dialect
+    path = tmp_path / "r.jsonl"
+    for bad in (run_line(call, result={}), run_line(None, result={}), run_line(call, result=[1])):
+        with pytest.raises(DataError, match=r"r\.jsonl:1 .*damaged") as caught:
+            recordings(path, json.dumps(bad))
+        assert (caught.value.path, caught.value.line) == (str(path), 1)
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         recorded_rollouts([tmp_path / "none.jsonl"])

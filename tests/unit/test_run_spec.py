@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gymgate.core.config import Config, StackConfig
 from gymgate.core.errors import ConfigError, DataError, OptionError
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.integrations.verl.worker import LoopConfig
-from gymgate.runs.spec import RunSpec
+from gymgate.runs.spec import RunSpec, read_spec
 
 WORDS = (
     "mcqa calendar -n 5 -r 4 --seeds 2 -b http://a/v1,http://b/v1 -m M --dialect responses --max-retries 0 --sampling top_p=1 "
@@ -43,6 +44,13 @@ def test_what_a_dry_run_prints_describes_the_same_run(tmp_path: Path) -> None:
     assert (spec.pace.concurrency, spec.pace.budgets["policy"], spec.pace.budgets["timeout"]) == (3, 9, 1)
     assert [each.sandbox for each in spec.stack.environments] == ["docker"] * 2
     assert dict(spec.stack.environments[0].overrides) == {"a.b": (1, {"c": None})}
+
+
+def test_a_spec_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=re.escape(str(spec))):
+        read_spec(spec)
 
 
 def test_a_file_is_overridden_by_options(tmp_path: Path) -> None:

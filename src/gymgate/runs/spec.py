@@ -150,7 +150,7 @@ def read_spec(path: Path) -> dict[str, Any]:
         value = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read --spec {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         form = "TOML" if path.suffix == ".toml" else "JSON"
         raise ConfigError(f"--spec {path} is not {form}: {error}") from None
     if not isinstance(value, dict):

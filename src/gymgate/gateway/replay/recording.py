@@ -136,6 +136,8 @@ def _read(raw: Any, path: Path, line: int, index: int) -> Recording:
             raw, turns = _read_run_line(raw)
         except GymgateError as error:
             raise _form_error(path, line, error.message) from error
+        except (AttributeError, KeyError, TypeError) as error:
+            raise _form_error(path, line, f"is a damaged line of a run ({error!r})") from error
     record = _check(raw, path, line)
     return Recording(str(path), line, index, record, tuple(turns or _steps(record, path, line)))
 

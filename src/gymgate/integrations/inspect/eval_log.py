@@ -204,7 +204,7 @@ def _usage(name: str, tokens: Tokens | None) -> dict[str, ModelUsage]:
     )
     return {
         name: ModelUsage(
-            input_tokens=read - cached,
+            input_tokens=max(read - cached, 0),
             input_tokens_cache_read=cached or None,
             output_tokens=sampled,
             total_tokens=read + sampled,
