@@ -23,7 +23,7 @@ from gymgate.cli.run import command
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.core.errors import MissingExtraError
 from gymgate.gym.row_sources import RowSource
-from gymgate.results import tracking
+from gymgate.results import trackers, tracking
 from gymgate.results.trackers import LIBRARIES, log_run
 from gymgate.results.tracking import RunTracking, log_message, summary_of
 from gymgate.rollouts import ModelCall, RolloutError, Usage
@@ -446,3 +446,26 @@ def test_a_stored_run_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with sqlite3.connect(tmp_path / "trackio" / "gymgate.db") as database:
         [row] = database.execute("SELECT metrics FROM metrics")
     assert json.loads(row[0])["mcqa/pass@2"] == 1.0
+
+
+def test_names_of_figures_are_those_that_mlflow_takes() -> None:
+    assert trackers.MLflow._name("mcqa/pass@1") == "mcqa/pass_at_1"
+    assert trackers.MLflow._name("environments.0.overrides.a=b") == "environments.0.overrides.a_b"
+
+
+def test_settings_are_sent_by_a_hundred() -> None:
+    assert [len(some) for some in trackers._batches({str(n): n for n in range(250)})] == [100, 100, 50]
+
+
+def test_a_reason_that_is_logged_holds_no_password() -> None:
+    log: list[str] = []
+    tracked = tracking.Tracking("wandb", "n", {}, log.append)
+    for _ in range(2):
+        tracked._give_up("cannot reach http://me:secret@host/api.")
+    [line] = log
+    assert "http://host/api;" in line
+
+
+def test_what_failed_before_a_resume_has_failed() -> None:
+    progress = RunProgress(given_up_before=2, failed=1)
+    assert log_message(progress)["metrics"]["failed"] == 3

@@ -56,6 +56,16 @@ def test_an_array_of_shards(tmp_path: Path) -> None:
     checked(submit_script(tmp_path / "a b", tmp_path / "c"))
 
 
+def test_what_the_user_says_of_the_run_holds_for_its_job(tmp_path: Path) -> None:
+    """His wait for the policy, and for both jobs the account, partition and quality of service."""
+    served = job(tmp_path, arguments=("mcqa", "--wait-for-policy", "5"), serve=("--", "vllm", "serve", "m"))
+    assert served.command().count("--wait-for-policy") == 1
+    options = {"account": "me", "partition": "gpu", "qos": "high", "exclusive": None}
+    carried = aggregate_script(job(tmp_path, options=options)).splitlines()
+    assert {f"#SBATCH --{name}={options[name]}" for name in ("account", "partition", "qos")} <= {*carried}
+    assert "#SBATCH --exclusive" not in carried
+
+
 def words_of(script: str, program: str) -> list[str]:
     """What the script calls a program with in its third task, as bash and the program take it apart."""
     [line] = [line for line in checked(script).splitlines() if line.startswith(program)]

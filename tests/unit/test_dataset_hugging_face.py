@@ -28,6 +28,7 @@ long = {**rows[0], "responses_create_params": json.dumps({"input": "a", "seed": 
 datasets.Dataset.from_list([long]).save_to_disk(here / "long")
 one = datasets.Dataset.from_list(rows)
 one.save_to_disk(here / "one")
+(here / "one" / "notes.jsonl").touch()
 datasets.DatasetDict({"train": one, "test": one.select([1])}).save_to_disk(here / "two")
 datasets.DatasetDict({"a": one, "b": one}).save_to_disk(here / "three")
 datasets.Dataset.from_list(texts).save_to_disk(here / "texts")

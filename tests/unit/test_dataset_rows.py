@@ -105,6 +105,8 @@ def test_rows_by_name_and_by_path(
     ):
         (row,) = open_rows(source, environment=place)
         assert row.data["i"] == 9
+    write_rows(tmp_path / "example", {**ROW, "i": 9})  # what an environment calls its data goes before
+    assert len(open_rows("example", environment=environment)) == 2
 
 
 def test_raw_rows_are_an_error_when_reached(environment: Environment) -> None:

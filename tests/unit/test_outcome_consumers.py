@@ -19,6 +19,7 @@ from gymgate.integrations.trl import batch as batch_module
 from gymgate.integrations.trl.batch import group_metrics, nemo_gym_reward, to_batch, to_samples
 from gymgate.integrations.verl.outputs import reward_extra_info
 from gymgate.integrations.verl.reports import log_entries, why_untrained
+from gymgate.results.evaluation import _by_task
 from gymgate.results.export import export_dataset
 from gymgate.results.report import write_report
 from gymgate.results.report_data import REWARD, ReportData
@@ -328,3 +329,9 @@ def test_verl(name: str) -> None:
     assert why_untrained(sampled(name))["error"] == (
         "EnvironmentServerError" if name == "failed" else "DataError"
     )
+
+
+def test_an_evaluation_counts_what_failed_apart() -> None:
+    collected = _by_task([as_collected(made(name), number) for number, name in enumerate(FIELDS)], {})
+    [task] = collected.tasks.values()
+    assert (task.failed, len(task.scores), len(collected.lost)) == (1, len(FINISHED), 1)

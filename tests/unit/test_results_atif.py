@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from gymgate.cli.export import command
 from gymgate.core.errors import ConfigError
 from gymgate.results.atif import MANIFEST, Conversation
+from gymgate.rollouts.record import UNDELIVERED
 from gymgate.rollouts.row import row_key
 
 PARAMS: dict[str, Any] = {
@@ -200,3 +201,12 @@ def test_nothing_is_written_over_and_a_file_of_rollouts_is_refused(directory: Pa
     refused = CliRunner().invoke(command, [rollouts, "--to", "atif", "-o", str(directory / "other")])
     assert isinstance(refused.exception, ConfigError)
     assert not (directory / "other").exists()
+
+
+def test_an_answer_that_nobody_got_is_no_step(directory: Path) -> None:
+    """The agent asked again, so that there is a call more than there are steps."""
+    [first, second, judge] = line(0)["calls"]
+    lost = {**first, "details": {UNDELIVERED: "chatcmpl-1"}}
+    [trajectory] = export(directory, [line(0, calls=[lost, first, second, judge])]).values()
+    assert [step["metrics"]["prompt_tokens"] for step in trajectory["steps"][2:]] == [30, 30]
+    assert trajectory["final_metrics"]["total_prompt_tokens"] == 60

@@ -19,7 +19,7 @@ from gymgate.cli import cli
 from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.compare import command
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.results.compare import Comparison, compare, sign_test_p
+from gymgate.results.compare import Comparison, compare, sign_test_p, verdict, why_worse
 from gymgate.runs.aggregate import read_runs
 
 Rewards = Sequence[Sequence[float | None]]
@@ -333,3 +333,44 @@ def test_a_failure_counts_for_its_own_environment(
     done = CliRunner().invoke(aggregate, [str(run), "--json"])
     rows = orjson.loads(done.stdout)["environments"][: len(counted)]
     assert {row["environment"]: row["failed"] for row in rows} == counted
+
+
+def test_equal_rows_are_compared_one_by_one(tmp_path: Path) -> None:
+    for name in "ab":
+        lines = (make_run(tmp_path / name, [[1.0], [0.0]]) / "rollouts.jsonl").read_bytes().splitlines()
+        equal = [{**orjson.loads(line), "row_key": "0" * 16, "occurrence": n} for n, line in enumerate(lines)]
+        (tmp_path / name / "rollouts.jsonl").write_bytes(
+            b"".join(orjson.dumps(each) + b"\n" for each in equal)
+        )
+    [row] = compared(tmp_path / "a", tmp_path / "b").rows
+    assert (row["rows"], row["pairs"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("difference", "error", "said"),
+    [
+        (0.1, 0.2, "cannot tell"),
+        (-0.1, 0.2, "cannot tell"),
+        (1.0, 0.1, "new is better"),
+        (-1.0, 0.1, "old is better"),
+    ],
+)
+def test_a_difference_by_chance_has_no_winner(difference: float, error: float, said: str) -> None:
+    row = {
+        "environment": "e",
+        "difference": difference,
+        "difference_se": error,
+        "better": 3,
+        "worse": 1,
+        "pairs": 4,
+    }
+    assert said in verdict(row, ["old", "new"])
+
+
+def test_a_run_that_is_worse_by_just_the_limit_is_not_worse() -> None:
+    """And an environment that one run alone has judges nothing."""
+    alone = {"environment": "alone", "rows": 0, "pairs": 0, "difference": None}
+    row = {"environment": "e", "rows": 1, "pairs": 1, "difference": -(0.1 + 0.2)}
+    assert why_worse([alone, row], 0.3) is None
+    assert why_worse([alone, row], 0.29) is not None
+    assert why_worse([{**alone, "rows": 1}, row], 0.3) is not None

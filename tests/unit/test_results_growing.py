@@ -117,6 +117,21 @@ def test_no_rollout_is_read_twice(tmp_path: Path) -> None:
         whole_parts(tmp_path)
 
 
+def test_a_page_changes_when_attempts_fail_and_at_no_other_time(tmp_path: Path) -> None:
+    """Tasks of a run under way lack rollouts, which it does not say."""
+    describe(tmp_path, 4)
+    lines = (line(0, 0), line(0, 1), line(1, 0))
+    append(tmp_path / "rollouts.jsonl", b"".join(orjson.dumps(each) + b"\n" for each in lines))
+    report, changes = GrowingReport(tmp_path), []
+    for more in (b"", b"", orjson.dumps(failure(1, 1, final=False)) + b"\n", b""):
+        append(tmp_path / "failures.jsonl", more)
+        _, parts = growing_parts(report)
+        changes.append(report.changes)
+        assert "pass@k is shown" not in str(parts)
+    first, second, third, fourth = changes
+    assert first == second < third == fourth
+
+
 def test_reading_stops_at_its_time_and_goes_on(tmp_path: Path) -> None:
     describe(tmp_path, 20)
     append(tmp_path / "rollouts.jsonl", b"".join(orjson.dumps(line(0, each)) + b"\n" for each in range(20)))

@@ -19,11 +19,11 @@ from click.testing import CliRunner
 
 from gymgate.cli.report import command
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.results import page
+from gymgate.results import page, tables
 from gymgate.results.export import COLUMNS, export_dataset
 from gymgate.results.page import LONGEST_TEXT
-from gymgate.results.report import write_report
-from gymgate.results.report_data import ReportData, time_split
+from gymgate.results.report import _headline, write_report
+from gymgate.results.report_data import SECONDS, ReportData, time_split
 from gymgate.rollouts.transcript import Entry, transcript
 from gymgate.runs.aggregate import Runs
 from gymgate.runs.attempts import Attempt
@@ -405,6 +405,48 @@ def test_a_flat_table_can_be_joined_with_others(tmp_path: Path) -> None:
     assert (first["expected_answer"], first["extracted_answer"]) == ("B", "A")
     assert (first["reward_parts.form"], second["reward_parts.form"]) == ("", "0.5")
     assert orjson.loads(first["messages"])[0] == {"role": "developer", "content": "be brief"}
+
+
+def test_a_flat_table_has_no_reward_that_does_not_count(tmp_path: Path) -> None:
+    """Of a file of rollouts the run is the file."""
+    run = make_run(tmp_path / "run", tasks=1)
+    lines = [orjson.loads(line) for line in (run / "rollouts.jsonl").read_bytes().splitlines()]
+    for line in lines:
+        line |= {"reward": 1.0, "reward_parts": {"form": 0.5}}
+    lines[0]["status"] = "masked"
+    (tmp_path / "kept.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    assert export_dataset(Runs([tmp_path / "kept.jsonl"]), tmp_path / "t.csv") == 4
+    with (tmp_path / "t.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [row["reward"] for row in rows] == ["", "1.0", "1.0", "1.0"]
+    assert [row["reward_parts.form"] for row in rows] == ["", "0.5", "0.5", "0.5"]
+    assert {row["run"] for row in rows} == {str(tmp_path / "kept.jsonl")}
+
+
+def test_a_table_in_batches_has_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(tables, "BATCH", 5)
+    assert export_dataset(Runs([make_run(tmp_path / "run")]), tmp_path / "t.parquet") == 12
+    assert tables.columns_of([{"a": 1}, {"b": 1, "a": 2}]) == ["b", "a"]
+
+
+def test_what_is_not_known_is_not_shown(tmp_path: Path) -> None:
+    """Settings that are not set, the length of a rollout, and how often a row was run if that differs."""
+    run = make_run(tmp_path / "run")
+    described = orjson.loads((run / "run.json").read_bytes())
+    described["settings"] |= {"limits": {"timeout_s": 5, "max_calls": None}}
+    (run / "run.json").write_bytes(orjson.dumps(described))
+    write_report(Runs([run]), tmp_path / "r.html")
+    names = {row["setting"] for row in tables_of(tmp_path / "r.html")[-1]}
+    assert "limits.timeout_s" in names
+    assert "limits.max_calls" not in names
+    data = ReportData(1, 1)
+    line = orjson.loads((run / "rollouts.jsonl").read_bytes().splitlines()[0])
+    data.add(Attempt.read({**line, "timing": {"total_s": 0.0}}, run, 1))
+    assert not data.charts[SECONDS]
+    row = {"environment": "e", "tasks": 2, "rollouts": 3, "mean_reward": None, "mean_reward_se": None}
+    assert " x 2" in _headline(row, {2}, "m", is_example=False)
+    assert "3 rollouts" in _headline(row, {1, 2}, "m", is_example=False)
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
