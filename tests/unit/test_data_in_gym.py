@@ -13,6 +13,7 @@ import pytest
 from gymgate.gym.inside.preparation.directories import KINDS, LARGE, Directories, sha256_of
 from gymgate.gym.inside.preparation.events import EndedError, Events, chain
 from gymgate.gym.inside.preparation.fetching import Fetcher, FetchNote
+from gymgate.gym.inside.preparation.row_writer import RowWriter, _fill
 from gymgate.gym.inside.preparation.scripts import run_script
 from gymgate.gym.inside.preparation.sources import RawSource
 
@@ -176,3 +177,12 @@ def test_a_chain_of_exceptions_is_told_outermost_first() -> None:
     events = io.StringIO()
     Events(events).send("failed", chain=links)
     assert json.loads(events.getvalue())["chain"] == links
+
+
+def test_a_row_has_an_agent_of_the_config_and_one_prompt() -> None:
+    writer = RowWriter.__new__(RowWriter)
+    writer._agents, writer._default = {"first", "second"}, "first"
+    for row, agent in (({"name": "second"}, "second"), ({"name": "of_long_ago"}, "first"), (None, "first")):
+        assert writer._agent_in({"agent_ref": row}) == agent
+    with pytest.raises(ValueError, match="remove one"):
+        _fill(None, {"responses_create_params": {"input": "hi"}})
