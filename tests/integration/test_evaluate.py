@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import gymgate
 from gymgate.cli import cli
-from gymgate.core.errors import ConfigError
+from gymgate.core.errors import ConfigError, GymgateError
 from gymgate.results.export import COLUMNS
 from support.json_output import read_output
 from support.stacks import runtime
@@ -93,6 +93,36 @@ def test_a_number_of_rows_is_refused_with_the_name_of_the_limit() -> None:
     rows: Any = 5
     with pytest.raises(ConfigError, match="limit=5"):
         gymgate.evaluate("mcqa", rows, policy=first_answer, runtime=runtime())
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"policy": "http://h/v1"}, "HTTPEndpoint(base_url='http://h/v1')"),
+        ({"policy": None}, "NoneType"),
+        ({"repeat": 2}, "repeats"),
+        ({"repeats": "x"}, "repeats='x'"),
+        ({"limit": 0}, "limit=0"),
+        ({"ks": 4}, "ks=[4]"),
+        ({"concurrency": 0}, "concurrency=0"),
+        ({"rows": None}, "rows"),
+        ({"rows": [1]}, "rows:1"),
+        ({"environments": 5}, "environments"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_one_line(settings: dict[str, Any], word: str) -> None:
+    given: dict[str, Any] = {"environments": "mcqa", "policy": first_answer, "runtime": runtime(), **settings}
+    with pytest.raises(GymgateError) as raised:
+        gymgate.evaluate(**given, progress=False)
+    assert word in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_string_is_neither_a_stack_nor_its_policy() -> None:
+    wrong: Any = "mcqa"
+    with pytest.raises(ConfigError) as raised, gymgate.acquire_sync(wrong):
+        pass
+    assert "config='mcqa'" in str(raised.value)
 
 
 def test_one_name_of_an_environment_is_enough_everywhere() -> None:

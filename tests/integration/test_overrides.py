@@ -111,6 +111,7 @@ def test_no_setting_of_a_packaged_config_is_refused(version: str) -> None:
         ),
         ({"telemetry": {"enabled": True, "enabeld": True}}, 1, "telemetry.enabeld", "enabled"),
         ({"judge_model_name": "a", "judge_modell_name": "b"}, 0, "judge_modell_name", "judge_model_name"),
+        ({"fool": 1, "foo": 1}, 0, "foo", "fool"),
     ],
 )
 def test_a_typo_is_refused_with_near_names(config: Node, position: int, key: str, word: str) -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
 from verifiers.v1.episode import WireEpisode
 
 from gymgate.cli import eval as eval_command
+from gymgate.cli import main
 from gymgate.cli.eval import Line, read_line
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError, PolicyError
@@ -209,10 +210,29 @@ def test_a_config_file_that_cannot_be_read_ends_the_command(
 ) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(ConfigError) as caught:
         settings_of("nemo-gym-env", "@", str(tmp_path / name))
-    assert caught.value.code
-    assert "Traceback" not in "".join(capsys.readouterr())
+    assert "\n" not in str(caught.value)
+    assert ("envv" if name == "unknown.toml" else name) in str(caught.value)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--env.taskset.max-calls 3 --envv mcqa", "near names of gymgate's own: --env"),
+        ("nemo-gym", "near names of gymgate's own: nemo-gym-env"),
+        ("nemo-gym-env --env.taskset.rows x", "--env.taskset.rows"),
+    ],
+)
+def test_what_verifiers_refuses_is_one_line(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "run", *words.split()])
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("gymgate: ")
+    assert said in line
 
 
 def test_resume_reads_the_saved_settings(tmp_path: Path) -> None:

@@ -108,7 +108,9 @@ def main(argv: list[str] | None = None) -> Any:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no place to go
         sys.exit(1)
     except ValueError as error:
-        if (line := _invalid_config(error)) is None:
+        from gymgate.core.config import refused_by_config
+
+        if (line := refused_by_config(error)) is None:
             raise
         click.echo(f"gymgate: {printable(line)}", err=True)
         sys.exit(2)
@@ -135,17 +137,3 @@ def _accept_any_stdout() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     elif isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
-
-
-def _invalid_config(error: ValueError) -> str | None:
-    """Return one line on an option's value that a config refuses; `None` for any other error."""
-    from pydantic import ValidationError
-
-    from gymgate.core.config import Config, validation_message
-
-    def names(cls: type) -> set[str]:
-        return {cls.__name__}.union(*map(names, cls.__subclasses__()))
-
-    if not isinstance(error, ValidationError) or error.title not in names(Config):
-        return None
-    return validation_message(error)

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -156,7 +157,10 @@ def run(
         from gymgate.integrations.verifiers import evaluation
 
         exits.enter_context(_one_line())
-        config = evaluation.parse_settings(line.argv, concurrency, dict(sampling))
+        try:
+            config = evaluation.parse_settings(line.argv, concurrency, dict(sampling))
+        except ConfigError as error:
+            raise ConfigError(f"{error}{_near_names(context)}") from None
         if config.resume and not resume:
             raise ConfigError("a saved run is resumed with --resume RUN_DIR")
         if (eval_options := evaluation.taskset_of(config)) is not None:
@@ -267,6 +271,18 @@ def with_judges(line: Line, policy: Policy) -> Line:
     models = {**line.eval_options.models, **policy.judges}
     options = line.eval_options.model_copy(update={"models": models})
     return line._replace(argv=[*line.argv, "--env.taskset.models", json.dumps(models)], eval_options=options)
+
+
+def _near_names(context: click.Context) -> str:
+    """Return our options and our taskset that arguments for verifiers look like."""
+    options = [name for option in context.command.params for name in option.opts if name.startswith("--")]
+    names = [
+        name
+        for arg in context.params["args"]
+        for name in get_close_matches(arg.partition("=")[0], [*options, PLUGIN_ID], n=1)
+        if name != arg and "." not in arg
+    ]
+    return f"; near names of gymgate's own: {', '.join(names)}" if names else ""
 
 
 @contextlib.contextmanager

@@ -5,14 +5,18 @@ Every model is frozen and hashable, so that equal configs name the same stack.
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import ipaddress
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -24,10 +28,13 @@ from pydantic import (
     SecretStr,
     ValidationError,
     model_validator,
+    validate_call,
 )
 
 from gymgate.core.errors import ConfigError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Dialect = Literal["responses", "chat", "messages"]
 """The API of a model call: OpenAI Responses, OpenAI chat-completions or Anthropic messages."""
 
@@ -382,6 +389,43 @@ def validation_message(error: ValidationError) -> str:
         ": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, "))))
         for item in error.errors()
     )
+
+
+def refused_by_config(error: BaseException) -> str | None:
+    """Return one line on a value that a config refuses; `None` for any other error."""
+
+    def names(cls: type) -> set[str]:
+        return {cls.__name__}.union(*map(names, cls.__subclasses__()))
+
+    if not isinstance(error, ValidationError) or error.title not in names(Config):
+        return None
+    return validation_message(error)
+
+
+def checked(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return an async function that raises `ConfigError`, one line, for arguments that do not fit its annotations."""
+    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
+    known = [*inspect.signature(function).parameters]
+
+    @functools.wraps(function)
+    async def call(*args: P.args, **settings: P.kwargs) -> T:
+        if unknown := next((name for name in settings if name not in known), None):
+            close = difflib.get_close_matches(unknown, known)
+            hint = f"near names: {', '.join(close)}" if close else f"there are {', '.join(known)}"
+            raise ConfigError(f"no setting {unknown!r}; {hint}")
+        try:
+            return await validated(*args, **settings)
+        except ValidationError as error:
+            line = refused_by_config(error)
+            if error.title == function.__name__:
+                first = error.errors()[0]
+                place, value = first["loc"][0], reprlib.repr(first["input"])
+                line = f"{known[place] if isinstance(place, int) else place}={value}: {first['msg']}"
+            if line is None:
+                raise
+            raise ConfigError(line) from None
+
+    return call
 
 
 def dotted(

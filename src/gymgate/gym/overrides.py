@@ -24,6 +24,8 @@ _READ = re.compile(
     r"""\bconfig\w*\.(\w+)|\bconfig\w*(?:\.get\(|\[|,)\s*["'](\w+)|\bmodel_extra\W+(?:get\W+)?(\w+)"""
 )
 """What code takes from its config, declared or not."""
+_NAMES = re.compile(r"""["'](\w+)["']|\bconfig\w*\.(\w+)|^\s+(\w+)\s*:""", re.MULTILINE)
+"""What may be a setting's name: a string, an attribute of a config, a field of a class."""
 _BASES = frozenset({"BaseModel", "ABC", "Generic", "object"})
 _WRAPPERS = frozenset({"Annotated", "ClassVar", "Field", "Optional", "Union"})
 _Class = tuple[Path, ast.ClassDef]
@@ -78,13 +80,14 @@ def _names_at(parts: Sequence[str], position: int, config: Node, roots: Sequence
 
 
 def _words(config: Node, roots: Sequence[Path]) -> set[str]:
-    """Return the words in NeMo Gym's code and that of the servers, and those in values that interpolate."""
+    """Return what may be a setting's name in NeMo Gym's code and that of the servers, and words in values that interpolate."""
     files = [*(roots[-1] / "nemo_gym").rglob("*.py")]
     for server in servers_of(config):
         files += _code(server, roots)
     texts = [path.read_text(errors="replace") for path in files]
-    texts += [value for _, value in walk(config) if isinstance(value, str) and "${" in value]
-    return {word for text in texts for word in re.findall(r"\w+", text)}
+    values = [value for _, value in walk(config) if isinstance(value, str) and "${" in value]
+    names = {name for text in texts for found in _NAMES.findall(text) for name in found if name}
+    return names.union(*(re.findall(r"\w+", value) for value in values))
 
 
 def _code(server: ServerInstance, roots: Iterable[Path]) -> list[Path]:

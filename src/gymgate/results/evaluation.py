@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gymgate.core.errors import ConfigError
 from gymgate.results.export import part_names, table_row
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.progress_display import Log, Show, showing_progress
@@ -111,6 +112,8 @@ async def evaluate_async(
     **settings: Any,
 ) -> Evaluation:
     """Do what `evaluate` does, on the caller's event loop."""
+    if not isinstance(ks, Sequence | None):
+        raise ConfigError(f"ks={ks!r} is not a list; write ks=[{ks!r}]")
     with _showing(progress) as (show, log):
         run = await open_collection(
             environments, rows, policy=policy, repeats=repeats, limit=limit, progress=log, **settings

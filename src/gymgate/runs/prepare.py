@@ -36,8 +36,6 @@ def prepare(spec: RunSpec, *, output: Path | None, shard: Shard, rerun_failed: b
     recordings = recordings_of(policy) if isinstance(policy, ReplayEndpoint) else []
     if isinstance(policy, ReplayEndpoint) and not recordings:
         raise ConfigError(f"no recorded rollout to replay in {', '.join(policy.rollouts)}")
-    if not isinstance(policy, HTTPEndpoint):
-        log(REPLAYING)
     stack, asked = asyncio.run(ask_models(stack, policy, spec.wait_for_policy_s or 0, log))
     catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
     environments = catalog.environments_of(stack.environments)
@@ -45,6 +43,7 @@ def prepare(spec: RunSpec, *, output: Path | None, shard: Shard, rerun_failed: b
     require_needs(stack, packaged, replayed=not isinstance(policy, HTTPEndpoint))
     sources = open_sources(spec.data, environments, spec.rows)
     if not isinstance(policy, HTTPEndpoint):
+        log(REPLAYING)
         if policy is None:
             asked = with_oracles(replay_of(packaged), sources, log)
             recordings = recordings_of(asked)

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from gymgate.core.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
+from pydantic import Field
+
+from gymgate.core.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig, checked
 from gymgate.core.errors import ConfigError
 from gymgate.gym.row_sources import RowSource, open_sources
 from gymgate.gym.runtime import open_catalog
@@ -22,6 +24,7 @@ from gymgate.runs.run import Collection, Log, ignore
 from gymgate.runs.settings import extent_of
 from gymgate.runs.tracing import Tracer
 from gymgate.stack import Policy
+from gymgate.stack.client import checked_policy
 from gymgate.stack.description import stack_settings
 
 Environments = str | EnvironmentConfig | Sequence[str | EnvironmentConfig] | StackConfig
@@ -92,32 +95,33 @@ async def collect(
             yield rollout
 
 
+@checked
 async def open_collection(
-    environments: Environments,
-    rows: Rows,
+    environments: Any,
+    rows: Any,
     *,
-    policy: Policy,
+    policy: Any,
     output: str | Path | None = None,
     repeats: int = 1,
     seeds: int | Sequence[int] | None = None,
     shard: tuple[int, int] = (1, 1),
-    limit: int | None = None,
+    limit: Annotated[int, Field(ge=1)] | None = None,
     limits: RolloutLimits | None = None,
     pace: Pace | None = None,
-    concurrency: int | None = None,
+    concurrency: Annotated[int, Field(ge=1)] | None = None,
     rerun_failed: bool = False,
     record_bodies: bool = False,
     wait_for_policy_s: float | None = None,
     runtime: RuntimeConfig | None = None,
-    tracer: Tracer | None = None,
+    tracer: Any = None,
     progress: Log = ignore,
 ) -> Collection:
     """Return the run that `collect` is asked for, before it starts. Raises as `collect` does before the first rollout."""
     if isinstance(environments, StackConfig):
         stack = environments
     else:
-        chosen: Any = environments
-        stack = StackConfig(environments=chosen, runtime=runtime or RuntimeConfig())
+        stack = StackConfig(environments=environments, runtime=runtime or RuntimeConfig())
+    policy = checked_policy(policy)
     sources, known = await asyncio.to_thread(_sources, stack, rows, limit)
     stack, asked = await ask_models(stack, policy, wait_for_policy_s or 0, progress, known=False)
     assert asked is not None
@@ -197,5 +201,7 @@ def _sources(stack: StackConfig, rows: Rows, limit: int | None) -> tuple[list[Ro
     settings = stack_settings(stack, catalog, environments) if stack.server is None else {}
     if isinstance(rows, str | Path):
         return open_sources(str(rows), environments, limit), settings
-    listed = [make_row(dict(row), "rows", number) for number, row in enumerate(rows, 1)]
+    if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
+        raise ConfigError(f"rows must be a name, a path or a list of dicts, not {type(rows).__name__}")
+    listed = [make_row(row, "rows", number) for number, row in enumerate(rows, 1)]
     return [RowSource(listed, next(iter(environments)) if len(environments) == 1 else None, limit)], settings

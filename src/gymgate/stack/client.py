@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from gymgate.core import codec
-from gymgate.core.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
+from gymgate.core.config import (
+    CallableEndpoint,
+    Endpoint,
+    HTTPEndpoint,
+    ReplayEndpoint,
+    RolloutLimits,
+    StackConfig,
+)
 from gymgate.core.errors import ConfigError, RolloutTimeoutError, StackLostError, printable
 from gymgate.core.starting import SharedStart
 from gymgate.gateway.backends.base import PolicyCallable
@@ -42,6 +49,17 @@ MAX_ID = 256
 """Characters of a rollout's id, which appears in logs and in place of its key."""
 
 logger = logging.getLogger(__name__)
+
+
+def checked_policy(policy: Any) -> Any:
+    """Return the policy. Raises `ConfigError` for what is neither a function nor an endpoint."""
+    if isinstance(policy, str) and "://" in policy:
+        raise ConfigError(f"policy {policy!r} is a string; write policy=HTTPEndpoint(base_url={policy!r})")
+    if not (callable(policy) or isinstance(policy, HTTPEndpoint | ReplayEndpoint | CallableEndpoint)):
+        raise ConfigError(
+            f"policy must be a function, an HTTPEndpoint or a ReplayEndpoint, not {type(policy).__name__}"
+        )
+    return policy
 
 
 def checked_id(rollout_id: str) -> str:
@@ -381,6 +399,7 @@ class Stack:
         self, policy: Policy, rollout_id: str, registered: contextlib.ExitStack
     ) -> dict[str, Any] | str:
         """Return an endpoint for the wire. A callable stays registered until `registered` is left."""
+        checked_policy(policy)
         if callable(policy):
             name = f"{rollout_id}-{secrets.token_hex(4)}"
             policy = self.register(name, policy)

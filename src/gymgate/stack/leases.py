@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakSet
 
-from gymgate.core.config import RayCluster, StackConfig, StackServer
+from gymgate.core.config import RayCluster, StackConfig, StackServer, checked
 from gymgate.core.errors import StackLostError, StackStartError
 from gymgate.core.files import tail
 from gymgate.gym.runtime.command import Progress
@@ -58,6 +58,7 @@ async def acquire(
         await stack.close()
 
 
+@checked
 async def connect(
     config: StackConfig,
     *,

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError, model_validator
-from pydantic_config import cli  # type: ignore[import-untyped]
+from pydantic_config import ConfigFileError, cli  # type: ignore[import-untyped]
 from verifiers.v1.cli.eval.runner import run_eval
 from verifiers.v1.cli.output import create_attempt_log_dir, output_path, write_config
 from verifiers.v1.cli.resolve import narrow_config, plugin_errors, with_positional_taskset
@@ -67,17 +67,25 @@ def _taskset_of(data: Any) -> str:
 def parse_settings(
     argv: Sequence[str], concurrency: int, sampling: Mapping[str, Any] = MappingProxyType({})
 ) -> EvalConfig:
-    """Parse a command line and the config files in it, as `vf-eval` does; exits as it does for what is wrong.
+    """Parse a command line and the config files in it, as `vf-eval` does. Raises `ConfigError` for what is wrong.
 
-    `concurrency` holds where nothing else sets it, and the fields of `sampling` override a file's. Raises `ConfigError` for a
-    wrong one.
+    `concurrency` holds where nothing else sets it, and the fields of `sampling` override a file's.
     """
     # verifiers reads them from there, too: to show an error, and to save the config files with the run.
     sys.argv = [sys.argv[0], *with_positional_taskset([*argv])]
-    with plugin_errors():
-        narrowed = narrow_config(Settings, sys.argv[1:])
-        default = narrowed.model_construct({"max_concurrent"}, max_concurrent=concurrency)
-        config: EvalConfig = cli(narrowed, default=default)
+    try:
+        with plugin_errors():
+            narrowed = narrow_config(Settings, sys.argv[1:])
+            default = narrowed.model_construct({"max_concurrent"}, max_concurrent=concurrency)
+            config: EvalConfig = cli(narrowed, args=sys.argv[1:], default=default)
+    except ConfigFileError as error:  # a title, then for each option its name and an indented text
+        title, _, text = str(error).partition(f" for {Settings.__name__}\n")
+        text = (text or title).replace("\n  ", ": ").replace("\n", "; ")
+        raise ConfigError(" ".join(text.split())) from None
+    except SystemExit as error:
+        cause = error.__cause__
+        text = validation_message(cause) if isinstance(cause, ValidationError) else str(cause or error.code)
+        raise ConfigError(text.rstrip(".")) from None
     if sampling:  # a flag would make a text of a list
         fields = {**config.sampling.model_dump(exclude_unset=True), **sampling}
         try:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import verifiers.v1 as vf
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 from verifiers.v1.configs.client import resolve_api_key, resolve_headers
 from verifiers.v1.runtimes import Runtime
 
-from gymgate.core.config import HTTPEndpoint, StackConfig
+from gymgate.core.config import HTTPEndpoint, StackConfig, validation_message
+from gymgate.core.errors import ConfigError
 from gymgate.integrations import stacks
 from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT
 from gymgate.integrations.failures import RolloutFailed, failure_of
@@ -109,7 +110,10 @@ def load_environment(
     (`{"agent": {"max_turns": 8}, "retries": ...}`). Installs nemo-gym if it is not there. Raises `ConfigError`, with
     similar names, for an unknown environment.
     """
-    taskset = NeMoGymConfig(env=env, **config)
+    try:
+        taskset = NeMoGymConfig(env=env, **config)
+    except ValidationError as error:
+        raise ConfigError(f"load_environment: {validation_message(error)}") from None
     taskset.find_environments(log)
     return vf.load_environment(
         vf.resolve_env_config({**(env_config or {}), "taskset": {**taskset.model_dump(), "id": PLUGIN_ID}})
