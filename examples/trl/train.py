@@ -13,6 +13,7 @@ The YAML has three parts: `model` (a hub name or directory, or `tiny`), `nemo_gy
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import yaml
 from transformers import AutoTokenizer, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
+from gymgate import ConfigError, DataError
 from gymgate.trl import NeMoGymSpec
 
 
@@ -44,10 +46,10 @@ def closing_line(history: list[dict[str, Any]], directory: str) -> str:
 
 def train_in_turns(config: dict[str, Any], resume_from_checkpoint: str | None) -> GRPOTrainer:
     """Rollouts, then a step, and so on."""
-    grpo = GRPOConfig(**config["grpo"])
+    grpo = arguments(GRPOConfig, config["grpo"])
     set_seed(grpo.seed)
     model, tokenizer = policy(config["model"])
-    with NeMoGymSpec(**config["nemo_gym"]) as spec:
+    with arguments(NeMoGymSpec, config["nemo_gym"]) as spec:
         grpo.reward_weights = spec.reward_weights
         trainer = GRPOTrainer(
             model=model,
@@ -66,9 +68,9 @@ def train_async(config: dict[str, Any], resume_from_checkpoint: str | None) -> A
     """Rollouts in a process of their own; `model` is a name, for TRL loads it."""
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
-    args = AsyncGRPOConfig(**config["async_grpo"])
+    args = arguments(AsyncGRPOConfig, config["async_grpo"])
     tokenizer = AutoTokenizer.from_pretrained(config["model"])
-    spec = NeMoGymSpec(**config["nemo_gym"])
+    spec = arguments(NeMoGymSpec, config["nemo_gym"])
     worker = spec.rollout_worker(args, tokenizer)
     trainer = AsyncGRPOTrainer(
         model=config["model"],
@@ -94,12 +96,32 @@ def policy(name: str) -> tuple[Any, Any]:
 
 def read(path: Path, vllm_server_base_url: str | None) -> dict[str, Any]:
     """The file's config, with the server's address in it where one is given."""
-    config: dict[str, Any] = yaml.safe_load(path.read_text())
+    try:
+        config: dict[str, Any] = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    trainer = "async_grpo" if isinstance(config, dict) and "async_grpo" in config else "grpo"
+    parts = {"model": str, "nemo_gym": dict, trainer: dict}
+    for part, kind in parts.items():
+        if not isinstance(config, dict) or not isinstance(config.get(part), kind):
+            raise ConfigError(
+                f"{path} needs {', '.join(parts)}, and {part} is missing or not a {kind.__name__}"
+            )
+    if unknown := {*config} - {*parts}:
+        raise ConfigError(f"{path}: {', '.join(sorted(unknown))} is none of {', '.join(parts)}")
     if vllm_server_base_url:
-        config["async_grpo" if "async_grpo" in config else "grpo"]["vllm_server_base_url"] = (
-            vllm_server_base_url
-        )
+        config[trainer]["vllm_server_base_url"] = vllm_server_base_url
     return config
+
+
+def arguments(cls: type[Any], values: dict[str, Any]) -> Any:
+    """The trainer's arguments; one line where they do not fit."""
+    try:
+        return cls(**values)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{cls.__name__}: {error}") from None
 
 
 if __name__ == "__main__":
@@ -110,4 +132,7 @@ if __name__ == "__main__":
     parser.add_argument("--vllm_server_base_url", help="in place of the config's")
     parser.add_argument("--resume_from_checkpoint")
     args = parser.parse_args()
-    main(read(args.config, args.vllm_server_base_url), args.resume_from_checkpoint)
+    try:
+        main(read(args.config, args.vllm_server_base_url), args.resume_from_checkpoint)
+    except (ConfigError, DataError) as error:
+        sys.exit(f"train.py: {error}")

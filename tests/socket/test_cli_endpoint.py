@@ -42,6 +42,7 @@ class Hosted:
     models_status: int = 200
     body: str | None = None
     """In place of the list of models."""
+    has_responses: bool = True
     url: str = ""
     seen: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
     """Method, path, key and header `x-team` of each request."""
@@ -53,6 +54,8 @@ class Hosted:
             return 401, {"error": {"message": "wrong key"}}
         if method == "GET":
             return self.models_status, self.body or {"data": [{"id": name} for name in self.models]}
+        if path.endswith("/responses") and not self.has_responses:
+            return 404, {"detail": "Not Found"}
         if body["model"] not in (*self.models, "unlisted"):
             return 404, {"error": {"message": f"The model {body['model']} does not exist"}}
         message = {"role": "assistant", "content": "x"}
@@ -115,6 +118,15 @@ def refusal(command: str, tmp: Path, *words: str) -> GymgateError:
     assert isinstance(error, GymgateError), error
     assert "\n" not in str(error)
     return error
+
+
+def test_another_dialect_or_scheme_than_the_servers_is_told_before_a_run(tmp_path: Path) -> None:
+    with serving(Hosted(key=None, has_responses=False)) as hosted:
+        error = refusal("run", tmp_path, "-b", hosted.url, "-m", "m", "--dialect", "responses")
+        assert isinstance(error, ConfigError)
+        assert "/responses answered 404" in str(error)
+        secure = hosted.url.replace("http://", "https://")
+        assert "http://" in str(refusal("run", tmp_path, "-b", secure)).partition(secure)[2]
 
 
 @pytest.mark.parametrize("command", ["run", "eval run", "check"])

@@ -21,6 +21,8 @@ from gymgate.stack import ray_nodes
         ("data prepare mcqa --input {tmp}/none.jsonl", "--input '{tmp}/none.jsonl'"),
         ("data prepare mcqa -o /dev/null/x", "/dev/null/x"),
         ("run mcqa -m m", "-m "),
+        ("run mcqa --data nope.jsonl", "'nope.jsonl'"),
+        ("slurm -o {tmp}/s --shards 2 --dry-run -- mqca -b http://h/v1", "near names: mcqa"),
         ("run {tmp}/raw.jsonl", "{tmp}/raw.jsonl:1: "),
         ("run mcqa --wait-for-policy 3", "--wait-for-policy"),
         ("run mcqa -o {tmp}/x -m m", "-m "),
@@ -99,6 +101,8 @@ def test_one_line_and_code_1(
         ("run mcqa -n 0", "'-n'"),
         ("cache clean --unused-for 30", "'30'"),
         ("nosuch", "'nosuch'"),
+        ("export x -o x.csv", "'--to'"),
+        ("slurm -o x --shards 2 --dry-run -- mcqa -b http://h/v1 --judge j", "--judge 'j'"),
     ],
 )
 def test_what_does_not_fit_the_command_line_is_code_2(
@@ -106,7 +110,8 @@ def test_what_does_not_fit_the_command_line_is_code_2(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words.split())
-    assert told in capsys.readouterr().err.splitlines()[-1]
+    [line] = capsys.readouterr().err.splitlines()
+    assert told in line
     assert ended.value.code == 2
 
 

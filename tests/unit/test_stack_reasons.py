@@ -32,10 +32,15 @@ pipeline_yaml
             "Field required [type=missing, input_value={}, input_type=dict]",
         ),
         ("ValueError: first\n  File x\nRuntimeError: no such luck\n", "RuntimeError: no such luck"),
+        (
+            'Traceback (most recent call last):\n  File "run.py", line 3, in <module>\n  File "/own/app.py", line 7\n'
+            "    def f(:\n          ^\nSyntaxError: invalid syntax\n",
+            "/own/app.py:7: SyntaxError: invalid syntax",
+        ),
         ("starting\n\nsegmentation fault\n", "segmentation fault"),
         ("", ""),
     ],
-    ids=["pydantic", "the last of two", "no exception", "nothing"],
+    ids=["pydantic", "the last of two", "syntax", "no exception", "nothing"],
 )
 def test_reason(log: str, reason: str) -> None:
     assert reason_in(log) == reason

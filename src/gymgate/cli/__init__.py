@@ -92,7 +92,12 @@ def main(argv: list[str] | None = None) -> Any:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
+        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "gymgate"
+        text = " ".join(error.format_message().split())
+        if text.startswith("Usage: "):  # a group without a command shows its help
+            error.show()
+        else:
+            click.echo(f"{path}: {printable(text).rstrip('.')} ({path} --help)", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)

@@ -85,7 +85,7 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
         return
     _head(found, catalog.version)
     if record is not None and record.page:
-        echo(f"page: docs/{record.page}")
+        echo(f"page in gymgate's repository: docs/{record.page}")
     _configs(found, config)
     _environment_servers(found)
     _data(found, config)
@@ -155,7 +155,8 @@ def _record(record: CheckResult) -> None:
         echo(f"  rows: {record.data}")
     for finding in findings(record):
         if finding.kind != "reward differs":  # the verdict says so
-            echo(f"  {finding.label if finding.proof else 'finding'}: {finding}")
+            label = f"wrong rewards{finding.label.removeprefix('finding')}" if finding.proof else "finding"
+            echo(f"  {label}: {finding}")
     for what, why in record.missing.items():
         echo(f"  not measured: {what} ({why})")
 

@@ -10,13 +10,15 @@ import click
 from gymgate.cli.environments import endpoint_fields, environment_configs, stack_fields, table
 from gymgate.cli.options import option_fields
 from gymgate.cli.output import Log
+from gymgate.cli.texts import parse_judges
 from gymgate.core.config import RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import Catalog
+from gymgate.gym.row_sources import ROWS
 from gymgate.gym.runtime import open_catalog
 from gymgate.runs.pace import Pace
 from gymgate.runs.policies import replay_files
-from gymgate.runs.prepare import ROWS, environments_of_rows, refuse_missing
+from gymgate.runs.prepare import environments_of_rows, refuse_missing
 from gymgate.runs.spec import RunSpec, read_spec
 
 
@@ -38,6 +40,7 @@ def missing_in_line(context: click.Context, log: Log, *, files: bool) -> None:
     """Raise as `refuse_missing` for a command line of `gymgate run` that runs elsewhere, with other variables and endpoints."""
     file, names, data = _named(context)
     environments = environment_configs(context, names or table(file, "stack").get("environments") or ())
+    parse_judges(context.params["judges"], ())  # the variables of keys are those of the other machine
     refuse_missing(environments, data or "example", catalog_of(context, file, log), files=files)
 
 

@@ -21,6 +21,8 @@ from gymgate.gym.runtime.command import CommandError, CommandTimeoutError, run_c
 from gymgate.runs.plan import parse_seeds
 
 SUBMIT_TIMEOUT_S = 120.0
+_GIVES_POLICY = frozenset({"-b", "--base-url", "--replay-file", "--spec"})
+"""Options of `gymgate run` that say what answers the policy's calls."""
 
 
 @click.command("slurm", context_settings={"ignore_unknown_options": True})
@@ -73,6 +75,8 @@ def command(
         serves_policy=_serves_policy(words),
         **job_options,
     )
+    if not (job.serves_policy or _GIVES_POLICY.intersection(text.partition("=")[0] for text in arguments)):
+        log("warning: no policy: each task replays recorded answers; add -b URL after the --, or --serve")
     paths = {part: output.absolute() / f"{part}.sbatch" for part in ("array", "aggregate")}
     scripts = {paths["array"]: array_script(job), paths["aggregate"]: aggregate_script(job)}
     submit = output.absolute() / "submit.sh"

@@ -561,8 +561,14 @@ def _proxy_authorization(proxy: URL) -> dict[str, str]:
     return {} if proxy.user is None else {"Proxy-Authorization": _basic(proxy)}
 
 
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE")
+"""What OpenSSL says of an answer in plain HTTP."""
+
+
 def _reason(error: Exception) -> str:
     """Why a connection failed, in the system's words."""
+    if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+        return "it does not answer in TLS; write http:// if it has none"
     if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError | socket.gaierror):
         return os.strerror(error.errno)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -16,6 +16,9 @@ from gymgate.gym.catalog import Environment
 from gymgate.rollouts.row import Row, make_row
 from gymgate.rollouts.rowfile import RowFile
 
+ROWS = (".jsonl", ".ndjson")
+"""Endings of the names of files with rows."""
+
 
 class _Reader(Protocol):
     """Rows as dicts, each with its 1-based line."""
@@ -144,7 +147,7 @@ def open_rows(source: str, *, environment: Environment | None) -> Rows:
     try:
         return _of_file(environment.data_file(source).path)
     except ConfigError:
-        if path.exists():
+        if path.exists() or path.suffix in ROWS:
             return _by_path(source, path)
         raise
 

@@ -65,10 +65,18 @@ async def endpoint_with_model(endpoint: HTTPEndpoint, wait_s: float, log: Log) -
     """
     endpoint = endpoint.resolved()
     answers = await _answers(endpoint, wait_s, log)
-    if endpoint.model is not None:
-        return endpoint
-    models = {url: _models_in(answer) for url, answer in answers.items()}
-    return endpoint.model_copy(update={"model": _only_model(models, answers)})
+    if endpoint.model is None:
+        models = {url: _models_in(answer) for url, answer in answers.items()}
+        endpoint = endpoint.model_copy(update={"model": _only_model(models, answers)})
+    if endpoint.dialect == "responses":
+        for url in answers:
+            error = await _short_call(url, endpoint)
+            if error is not None and error.status_code in (404, 405):
+                raise ConfigError(
+                    f"{url}/responses answered {error.status_code}; leave out --dialect responses for a server that has only "
+                    "/chat/completions"
+                )
+    return endpoint
 
 
 async def ask_judges(
@@ -128,6 +136,16 @@ async def _refuse_unknown_model(
     url: str, endpoint: HTTPEndpoint, names: Sequence[str], judge: str | None
 ) -> None:
     """Raise `ConfigError` for a model that is not listed and not answered for: some servers know more than they list."""
+    error = await _short_call(url, endpoint)
+    if error is not None and error.status_code == 404:
+        whose = "" if judge is None else f"judge {judge!r}: "
+        raise ConfigError(
+            f"{whose}{url} has no model {endpoint.model!r}; it serves {_listed(names)}"
+        ) from None
+
+
+async def _short_call(url: str, endpoint: HTTPEndpoint) -> PolicyError | None:
+    """Ask one replica for one token; return how it failed."""
     one = endpoint.model_copy(
         update={"base_url": url, "replicas": (), "max_retries": 0, "timeout_s": PROBE_S}
     )
@@ -140,11 +158,8 @@ async def _refuse_unknown_model(
         try:
             await HTTPBackend(one, client).call({"model": endpoint.model, limit: 1, **prompt})
         except PolicyError as error:
-            if error.status_code == 404:
-                whose = "" if judge is None else f"judge {judge!r}: "
-                raise ConfigError(
-                    f"{whose}{url} has no model {endpoint.model!r}; it serves {_listed(names)}"
-                ) from None
+            return error
+    return None
 
 
 def _only_model(models: Mapping[str, list[str] | None], answers: Mapping[str, Response]) -> str:

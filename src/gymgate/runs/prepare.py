@@ -12,7 +12,7 @@ from gymgate.core.errors import ConfigError, DataError, OptionError
 from gymgate.gym.by_name import replay_of
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.open_needs import require_needs
-from gymgate.gym.row_sources import RowSource, open_rows, open_sources
+from gymgate.gym.row_sources import ROWS, RowSource, open_rows, open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row
 from gymgate.runs.plan import RolloutPlan, Shard
@@ -24,8 +24,6 @@ from gymgate.stack.description import stack_settings
 
 Log = Callable[[str], None]
 REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL calls a model"
-ROWS = (".jsonl", ".ndjson")
-"""Endings of the names of files with rows."""
 _AGENT_ROWS = 10_000
 """Rows of a file that are read for the agents they name."""
 
@@ -42,6 +40,11 @@ def prepare(spec: RunSpec, *, output: Path | None, shard: Shard, rerun_failed: b
     packaged = [*environments.values()]
     require_needs(stack, packaged, replayed=not isinstance(policy, HTTPEndpoint))
     sources = open_sources(spec.data, environments, spec.rows)
+    for config in stack.environments if isinstance(policy, HTTPEndpoint) else ():
+        if catalog.find(config.name, config.config).config(config.config).runs_code:
+            log(
+                f"warning: {config.name} runs code that the model writes, with your rights and without a sandbox"
+            )
     if not isinstance(policy, HTTPEndpoint):
         log(REPLAYING)
         if policy is None:

@@ -26,6 +26,8 @@ MAX_REASON = 400
 MIN_FREE = 1 << 16
 """Bytes. With less free space a process may have failed because the disk is full."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
+_SYNTAX = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
+_PLACE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 _POINTER = re.compile(r"\s+For further information visit ")
 
 
@@ -109,11 +111,16 @@ async def end(children: Iterable[Child], grace_s: float = 0.0) -> None:
 
 
 def reason_in(log: str) -> str:
-    """Return the reason in the end of a log: its last exception with the whole message, else its last line."""
+    """Return the reason in the end of a log: its last exception with the whole message, else its last line.
+
+    An error of syntax follows file and line: only they say where it is.
+    """
     lines = [line for line in log.splitlines() if line.strip() and not _POINTER.match(line)]
     starts = [number for number, line in enumerate(lines) if _EXCEPTION.match(line)]
     last = lines[starts[-1] :] if starts else lines[-1:]
-    return " ".join(" ".join(last).split())[:MAX_REASON]
+    places = _PLACE.findall("\n".join(lines[: starts[-1]])) if starts and _SYNTAX.match(last[0]) else []
+    where = [":".join(place) + ":" for place in places[-1:]]
+    return " ".join(" ".join([*where, *last]).split())[:MAX_REASON]
 
 
 def start_timeout_error(environment: str, timeout_s: float, awaited: Child | None) -> StackStartError:

@@ -247,7 +247,9 @@ class Catalog:
             known = sorted({path.name for _, path in self._directories() if any(path.rglob("*.yaml"))})
         else:
             known = sorted({item.name for item in self._shipped() or () if item.kind != AGENT_KIND})
-        close = near(name.rpartition("/")[2], known)
+        beside = Path(name).expanduser().parent.glob("[!_.]*/")
+        own = [path.name for path in beside if (path / RESOURCES).is_dir() or (path / "configs").is_dir()]
+        close = near(name.strip("/").rpartition("/")[2], [*own, *known])
         hint = f"near names: {', '.join(close)}" if close else "`gymgate list` shows all"
         return f"no environment {name!r} in nemo-gym {self.version}; {hint}"
 
