@@ -115,6 +115,17 @@ def test_what_does_not_fit_the_command_line_is_code_2(
     assert ended.value.code == 2
 
 
+def test_a_mistyped_directory_has_near_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "warehouse" / "configs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["run", "warehuose"])
+    [line] = capsys.readouterr().err.splitlines()
+    assert "warehouse" in line.partition("near names")[2]
+
+
 def test_ray_is_missing_before_rows_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

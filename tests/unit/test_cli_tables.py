@@ -100,6 +100,12 @@ def test_the_wide_table_goes_on_below(tmp_path: Path) -> None:
     assert sum(line.startswith("mcqa ") for line in lines) == len(headers)
 
 
+def test_a_k_that_no_task_has_is_told(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ("mcqa",), ("completed",))
+    assert "pass@17 needs 17" in " ".join(terminal(100, "aggregate", str(run), "-k", "17"))
+    assert "needs" not in " ".join(terminal(100, "aggregate", str(run), "-k", "16"))
+
+
 def test_a_comparison_goes_on_below_too(tmp_path: Path) -> None:
     """What a narrow terminal leaves out, `--wide` shows."""
     both = write_run(tmp_path / "a", ("mcqa", "calendar"), ("completed", "failed"))
