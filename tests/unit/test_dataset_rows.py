@@ -121,7 +121,7 @@ def test_raw_rows_are_an_error_when_reached(environment: Environment) -> None:
         ("nope", ConfigError, "'nope'.*: example, raw"),
         ("", ConfigError, "^''"),
         ("hf:", ConfigError, "^'hf:'"),
-        ("nope.jsonl", ConfigError, "'nope.jsonl'.*: example, raw"),
+        ("nope.jsonl", DataError, "'nope.jsonl'"),
         ("gone/nope.jsonl", DataError, "'gone/nope.jsonl'"),
     ],
 )

@@ -28,11 +28,12 @@ class Row:
     """1-based."""
 
 
-def make_row(data: Mapping[str, Any], source: str, line: int) -> Row:
+def make_row(data: dict[str, Any], source: str, line: int) -> Row:
     """Return a validated row. Raises `DataError` with the source and line."""
     if not isinstance(data, Mapping):
         raise row_error(f"is not a mapping, but {type(data).__name__}", source, line)
-    data = dict(flat_row(dict(data)))
+    if (flat := flat_row(data)) is not data:
+        data = dict(flat)
     if lacking := lacking_params(data):
         raise row_error(lacking, source, line)
     try:

@@ -203,5 +203,6 @@ def _sources(stack: StackConfig, rows: Rows, limit: int | None) -> tuple[list[Ro
         return open_sources(str(rows), environments, limit), settings
     if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
         raise ConfigError(f"rows must be a name, a path or a list of dicts, not {type(rows).__name__}")
-    listed = [make_row(row, "rows", number) for number, row in enumerate(rows, 1)]
+    copies = (dict(row) if isinstance(row, Mapping) else row for row in rows)
+    listed = [make_row(row, "rows", number) for number, row in enumerate(copies, 1)]
     return [RowSource(listed, next(iter(environments)) if len(environments) == 1 else None, limit)], settings
