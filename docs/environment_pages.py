@@ -19,6 +19,7 @@ from gymgate.quality.record.findings import (
     CASE_TEXTS,
     Finding,
     FindingKind,
+    Proof,
     dismissals,
     findings,
     proofs,
@@ -111,7 +112,8 @@ found may be intended. [Quality figures](quality-figures.md) says how each figur
 """
 PROVEN = """\
 A [probe](check.md#probes) gave an answer, and the reward is not what an honest grader pays. The line is in the release's
-code; the reason is our reading of it, and the behaviour may be intended. Each command shows it again without a model."""
+code; the reason is our reading of it, and the behaviour may be intended. Environments with the same grader share a row. Each
+command shows it again, in the first of them and without a model."""
 SUSPECTED = """\
 Flags for which nobody has read the grader's code yet, or where the code means to pay. Of {read} others, {ours} were our own
 errors, so this lists counts, without environments."""
@@ -221,12 +223,16 @@ def _proven(proven: Sequence[tuple[CheckResult, Finding]]) -> list[str]:
     """A table of what the graders' code shows, and the commands."""
     if not proven:
         return []
-    rows = [
-        [named(record), finding.text, f"{proof.file}:{proof.line}", proof.reason]
-        for record, finding in proven
-        if (proof := finding.proof) is not None
-    ]
-    commands = dict.fromkeys(reproducing(record, finding) for record, finding in proven)
+    graders: dict[tuple[str, int, str | None], list[tuple[CheckResult, Finding, Proof]]] = defaultdict(list)
+    for record, finding in sorted(proven, key=lambda each: each[0].kind != "resources_servers"):
+        if (proof := finding.proof) is not None:
+            graders[proof.file, proof.line, finding.probe].append((record, finding, proof))
+    rows, commands = [], []
+    for (file, line, _), seen in sorted(graders.items(), key=lambda item: item[1][0][0].environment):
+        record, finding, proof = seen[0]
+        environments = ", ".join(named(other) for other, _, _ in seen)
+        rows.append([environments, finding.text, f"{file}:{line}", proof.reason])
+        commands.append(reproducing(record, finding))
     head = ("environment", "what was seen", "code", "why")
     return [
         unsearched("Wrong rewards, with the line of code"),

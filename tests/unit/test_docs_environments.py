@@ -105,9 +105,13 @@ def test_findings_stand_once_by_kind_with_a_command(site: Path) -> None:
     assert not re.search(r"resources_servers/|environments/", counts), (
         "suspicions are not published by environment"
     )
-    counted = sum(len(list(findings(record))) for record in shipped_records())
+    found = [(record, each) for record in shipped_records() for each in findings(record)]
+    proven = [(record, each.proof, each.probe) for record, each in found if each.proof is not None]
+    graders = {(proof.file, proof.line, probe) for _, proof, probe in proven}
     lines = [line for line in text.splitlines() if re.match(r"\| (?!environment \||---)", line)]
-    assert len(lines) == counted
+    assert len(lines) == len(found) - len(proven) + len(graders)
+    for record, proof, _ in proven:
+        assert any(f"({record.page})" in line and f"{proof.file}:{proof.line}" in line for line in lines)
     for section in text.split("<h2 ")[1:]:
         assert len(list(commands(section))) >= 1, section.splitlines()[0]
 
