@@ -303,7 +303,8 @@ def test_a_report_begins_with_the_result_and_says_that_example_rows_are_none(tmp
     described = orjson.loads((run / "run.json").read_bytes())
     described["settings"]["sources"] = ["example"]
     (run / "run.json").write_bytes(orjson.dumps(described))
-    write_report(Runs([run]), tmp_path / "r.html")
+    write_report(Runs([run]), tmp_path / "r.html", per_task=9)
+    assert not any("--per-task" in note for note in parts_of(tmp_path / "r.html", "note"))
     [headline] = parts_of(tmp_path / "r.html", "headline")
     assert all(
         word in headline for word in ("org/hello on hello", "2 example rows", "0.125 ± 0.125", "benchmark")
@@ -386,6 +387,7 @@ def test_long_texts_and_many_tasks_are_bounded(tmp_path: Path) -> None:
     write_report(Runs([run]), tmp_path / "r.html", tasks=1, per_task=2)
     [(_, rollouts)] = conversations_of(tmp_path / "r.html")
     assert len(rollouts) == 3
+    assert any("--per-task" in note for note in parts_of(tmp_path / "r.html", "note"))
     assert rollouts[0]["turns"][-1][1].endswith(f"... and {50_000 - LONGEST_TEXT} more characters")
 
 

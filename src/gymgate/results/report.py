@@ -117,6 +117,10 @@ def report_parts(
             ]
         )
     yield {"heading": "Conversations"}
+    shown = sum(map(len, data.conversations.values()))
+    if shown < sum(len(task.scores) + task.failed for task in collected.tasks.values()):
+        limits = f"Up to {data.per_task} rollouts of each of the first {data.tasks} tasks"
+        yield {"note": f"{limits}; --per-task and --tasks change that."}
     yield {"filters": {}}
     names = data.task_names(collected.tasks.values())
     for key, rollouts in data.conversations.items():
