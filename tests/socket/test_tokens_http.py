@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -82,6 +83,15 @@ async def test_what_vllms_generate_route_is_asked_and_says(server: Server) -> No
     ]
     assert server.headers[0]["X-Session-ID"] == "rollout-7"
     assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(("header", "sent"), [("X-SMG-Routing-Key", "rollout-7"), (None, None)])
+async def test_the_sessions_header_is_a_setting(server: Server, header: str | None, sent: str | None) -> None:
+    server.give({"choices": [{"index": 0, "token_ids": [5], "finish_reason": "stop", "logprobs": None}]})
+    with contextlib.suppress(TokenDataError, PolicyError):
+        await ask(VLLMGenerateEngine(server.url, session_header=header))
+    assert server.headers[0].get("X-SMG-Routing-Key") == sent
+    assert "X-Session-ID" not in server.headers[0]
 
 
 async def test_what_vllms_completions_route_is_asked_and_says(server: Server) -> None:

@@ -35,6 +35,8 @@ from gymgate.core.errors import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+SESSION_HEADER = "X-Session-ID"
+"""Request header with the id of a conversation that most routers read."""
 Dialect = Literal["responses", "chat", "messages"]
 """The API of a model call: OpenAI Responses, OpenAI chat-completions or Anthropic messages."""
 
@@ -138,7 +140,7 @@ class HTTPEndpoint(Config):
     max_retries: int = Field(default=2, ge=0)
     """Retries of a call after a lost connection or status 408, 409, 425 or 5xx. A 429 does not count: it is retried until the
     rollout's deadline, unless the quota is used up. 0: each call is sent once, whatever the answer."""
-    session_header: str | None = "X-Session-ID"
+    session_header: str | None = SESSION_HEADER
     """Request header with the id of the conversation. A router in front of several servers can use it to send all calls of a
     conversation to the server that has it in its cache. `None`: none is sent. A header of the same name in `headers` takes
     precedence."""

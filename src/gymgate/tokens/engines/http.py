@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from gymgate.core import codec
+from gymgate.core.config import SESSION_HEADER
 from gymgate.core.errors import PolicyError, TokenDataError, described
 from gymgate.core.http_client import HTTPClient, Request, Response
 from gymgate.core.json_server import JSONServer, listed_models, probe
@@ -21,7 +22,10 @@ MAX_RETRIES = 2
 
 
 class HTTPEngine:
-    """The common part of engines over HTTP: one client per event loop."""
+    """The common part of engines over HTTP: one client per event loop.
+
+    `session_header` is sent with the id of the rollout, for routers; `None`: none is sent.
+    """
 
     path: str
 
@@ -32,9 +36,11 @@ class HTTPEngine:
         model: str | None = None,
         api_key: str | None = None,
         timeout_s: float = 3600.0,
+        session_header: str | None = SESSION_HEADER,
     ) -> None:
         self.url = base_url.rstrip("/").removesuffix("/v1") + self.path
         self.model = model
+        self._session_header = session_header
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             request = Request(self.url, self._headers)
@@ -57,7 +63,8 @@ class HTTPEngine:
         # Sent as null: where the field is missing, vLLM samples 16 ids and SGLang 128.
         body = self.request(list(prompt_ids), {"max_tokens": None, **sampling}, session)
         payload = codec.dumps(body)
-        answer = await self._server.post(self._client(), payload, {"X-Session-ID": session})
+        headers = {self._session_header: session} if self._session_header else {}
+        answer = await self._server.post(self._client(), payload, headers)
         try:
             return self.sample(answer.body)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
