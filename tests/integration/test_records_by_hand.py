@@ -27,7 +27,7 @@ def claims(name: str) -> dict[str, Any]:
     assert record.probes is not None
     assert record.deterministic is not None
     assert record.shape is not None
-    free = {key: each.mean for key, each in record.probes.answers.items() if key != "another row's best"}
+    free = {key: record.probes.answers[key].mean for key in ("empty", "fixed sentence", "the prompt")}
     return {
         "again": [record.matched, record.compared],
         "changed": len(record.deterministic.changed),
