@@ -17,10 +17,13 @@ from typing import Any
 import pytest
 
 from gymgate.cli import main
+from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.gym.runtime import open_catalog
 from gymgate.runs.aggregate import read_runs
 from gymgate.runs.metrics import summary_rows
+from gymgate.runs.prepare import prepare
 from gymgate.runs.replay_server import ReplayServer
+from gymgate.runs.spec import RunSpec
 from support.json_output import read_output
 from support.upstream import scripted_chat
 
@@ -167,6 +170,16 @@ def test_a_price_shows_tokens_and_cost_of_the_whole_run(tmp_path: Path) -> None:
         done = run(*command, "-b", url, "-r", "2", "--json")
     [usage] = read_output("run", done.stdout)["usage"]
     assert (usage["input_tokens"], usage["output_tokens"], usage["cost"]) == (12, 8, pytest.approx(0.052))
+
+
+@pytest.mark.parametrize(("name", "warned"), [("math_with_code", True), ("mcqa", False)])
+def test_code_of_a_model_is_warned_of_before_a_start(name: str, warned: bool) -> None:
+    said: list[str] = []
+    with scripted_chat(lambda _: "cold") as url:
+        policy = HTTPEndpoint(base_url=url, model="m")
+        spec = RunSpec(stack=StackConfig(environments=(name,)), policy=policy)
+        prepare(spec, output=None, shard=(1, 1), rerun_failed=False, log=said.append)
+    assert any("without a sandbox" in line for line in said) == warned
 
 
 @pytest.mark.heavy

@@ -40,12 +40,13 @@ def prepare(spec: RunSpec, *, output: Path | None, shard: Shard, rerun_failed: b
     packaged = [*environments.values()]
     require_needs(stack, packaged, replayed=not isinstance(policy, HTTPEndpoint))
     sources = open_sources(spec.data, environments, spec.rows)
-    for config in stack.environments if isinstance(policy, HTTPEndpoint) else ():
-        if catalog.find(config.name, config.config).config(config.config).runs_code:
-            log(
-                f"warning: {config.name} runs code that the model writes, with your rights and without a sandbox"
-            )
-    if not isinstance(policy, HTTPEndpoint):
+    if isinstance(policy, HTTPEndpoint):
+        for config, environment in zip(stack.environments, packaged, strict=True):
+            if environment.config(config.config).runs_code:
+                log(
+                    f"warning: {config.name} runs code that the model writes, with your rights and without a sandbox"
+                )
+    else:
         log(REPLAYING)
         if policy is None:
             asked = with_oracles(replay_of(packaged), sources, log)
