@@ -51,7 +51,7 @@ PHRASES = {
     ),
     VAGUE: Phrase(r"^(?:each|found|given|kept|made|wanted)$", "configs, requested, recording", 183),
 }  # fmt: skip
-LABS = ("benchmarks.md", "test-matrix.md", "agreement.md")
+LABS = ("benchmarks.md", "benchmarks-calls.md", "benchmarks-runs.md", "test-matrix.md", "agreement.md")
 """Pages on what was measured and tried."""
 
 
