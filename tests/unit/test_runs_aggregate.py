@@ -326,6 +326,19 @@ def test_a_row_is_one_task_whatever_its_failures_call_the_environment(tmp_path: 
     assert (task.environment, len(task.scores), task.failed) == ("mcqa", 1, 1)
 
 
+def test_a_rollout_that_failed_permanently_in_two_runs_failed_once(tmp_path: Path) -> None:
+    failure = {**line(0, 0, None), "final": True, "error": {"kind": "data"}}
+    paths = [write_run(tmp_path / name, [line(0, 1, 1.0)], failures=[failure]) for name in "ab"]
+    runs = Runs(paths, first_of_overlap=True)
+    assert (len([*runs.rollouts()]), len([*runs.failures()])) == (1, 1)
+
+
+def test_a_rollout_that_will_be_tried_again_has_not_failed(tmp_path: Path) -> None:
+    attempt = {**line(0, 0, None), "final": False, "error": {"kind": "timeout"}}
+    [task] = read_runs([write_run(tmp_path, [line(0, 1, 1.0)], failures=[attempt])]).ordered()
+    assert (len(task.scores), task.failed) == (1, 0)
+
+
 def test_a_rollout_that_is_in_two_runs_is_missing_in_neither(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", [line(0, 0, 1.0), line(0, 1, 1.0)], extent={"rollouts": 2})
     second = write_run(tmp_path / "b", [line(0, 1, 0.0), line(0, 2, 0.0)], extent={"rollouts": 2})
