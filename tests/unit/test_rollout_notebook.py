@@ -112,6 +112,13 @@ def test_in_a_list_a_rollout_is_a_line() -> None:
     assert "\n" not in first + second
 
 
+def test_an_error_is_printed_on_one_line_and_keeps_its_fields() -> None:
+    error = RolloutError(kind="policy", type="PolicyError", message="gone:\n  no room", status_code=503)
+    assert str(error) == "PolicyError: gone: no room"
+    assert (error.message, error.status_code) == ("gone:\n  no room", 503)
+    assert RolloutError.model_validate_json(error.model_dump_json()) == error
+
+
 def test_what_a_run_yields_is_shown_alike() -> None:
     collected = gymgate.CollectedRollout(**vars(rollout()), row_key="0" * 16)
     assert collected._repr_html_() == rollout()._repr_html_()

@@ -120,6 +120,10 @@ class RolloutError(Record):
     reward_given: float | None = None
     """For a failed judge: the reward that the environment gave all the same. It does not count."""
 
+    def __str__(self) -> str:
+        """Return `TYPE: MESSAGE` on one line."""
+        return " ".join(f"{self.type}: {self.message}".split())
+
     def to_exception(self) -> GymgateError:
         """Return the error that ended the rollout, to be raised."""
         return from_wire({**self.model_dump(), "error": self.type})
