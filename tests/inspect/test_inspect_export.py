@@ -8,11 +8,12 @@ import math
 import os
 import shutil
 import subprocess
-from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 from click.testing import CliRunner
 from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
 from inspect_ai.model import ChatMessageAssistant
@@ -20,6 +21,7 @@ from inspect_ai.model import ChatMessageAssistant
 from gymgate.cli.export import command
 from gymgate.core.errors import ConfigError
 from gymgate.integrations.inspect.eval_log import _usage
+from gymgate.rollouts.row import make_row
 from support.inspected import INSPECT, samples_of, score_of
 from support.scripted import ScriptedPolicy
 
@@ -192,26 +194,60 @@ def test_an_exported_log_can_be_scored_again(run: Path, tmp_path: Path, ending: 
     assert again.results.scores[0].metrics["mean"].value == 0.75
 
 
-async def retry(directory: Path) -> tuple[Counter[str], int | None, str]:
-    """Retry a log with a scripted model; return the calls to it, the exit code and the output."""
-    async with ScriptedPolicy().serving() as policy:
+class Recorded(ScriptedPolicy):
+    """Keeps the requests that came in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[dict[str, Any]] = []
+
+    async def chat(self, body: dict[str, Any]) -> web.Response:
+        self.requests.append(body)
+        return await super().chat(body)
+
+    async def responses(self, body: dict[str, Any]) -> web.Response:
+        self.requests.append(body)
+        return await super().responses(body)
+
+
+async def retry(directory: Path) -> tuple[Recorded, int | None, str]:
+    """Retry a log with a scripted model; return the model, the exit code and the output."""
+    policy = Recorded()
+    async with policy.serving():
         process = await asyncio.create_subprocess_exec(
             *(INSPECT, "eval-retry", str(directory / "run.eval"), "--log-dir", str(directory / "logs")),
             *("--display", "plain", "--no-fail-on-error"),
-            env={**os.environ, "OPENAI_API_KEY": "unused", "OPENAI_BASE_URL": policy.base_url},
+            env={**os.environ, "LOCAL_API_KEY": "unused", "LOCAL_BASE_URL": policy.base_url},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
         out, _ = await process.communicate()
-        return policy.calls, process.returncode, out.decode()
+        return policy, process.returncode, out.decode()
+
+
+def set_temperature(run: Path, temperature: float) -> None:
+    """Set it in each row of the run, whose key then differs."""
+    rows = run.parent / "rows.jsonl"
+    files = [run / "rollouts.jsonl", run / "failures.jsonl"]
+    lines = []
+    for line in map(json.loads, rows.read_text().splitlines()):
+        before = make_row(line, "rows", 1).key
+        line["responses_create_params"]["temperature"] = temperature
+        after = make_row(line, "rows", 1).key
+        for file in files:
+            file.write_text(file.read_text().replace(before, after))
+        lines.append(json.dumps(line) + "\n")
+    rows.write_text("".join(lines))
 
 
 @pytest.mark.gym
-def test_what_failed_in_an_exported_run_is_tried_again(run: Path, tmp_path: Path) -> None:
-    """By its endpoint's model; its address and key are in no run, so Inspect's variables give them."""
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+def test_what_failed_in_an_exported_run_is_tried_again(run: Path, tmp_path: Path, dialect: str) -> None:
+    """By its endpoint's model, as the row says; its address and key are in no run, so Inspect's variables give them."""
+    set_temperature(run, 0.25)
     description = run / "run.json"
     described = json.loads(description.read_text())
-    described["settings"]["policy"] = {"type": "http", "model": "scripted", "dialect": "chat"}
+    described["settings"]["policy"] = {"type": "http", "model": "scripted", "dialect": dialect}
     rows = run.parent / "rows.jsonl"
     lines = rows.read_text().splitlines(keepends=True)
     rows.write_text("".join(line for line in lines if "nobody" not in line))
@@ -225,15 +261,16 @@ def test_what_failed_in_an_exported_run_is_tried_again(run: Path, tmp_path: Path
     (run / "failures.jsonl").write_text(json.dumps({**failure, **failed}) + "\n")
     export(run, tmp_path / "run.eval")
     log = read_eval_log(str(tmp_path / "run.eval"))
-    assert log.eval.model == "openai/scripted"
-    calls, code, out = asyncio.run(retry(tmp_path))
+    assert log.eval.model == "openai-api/local/scripted"
+    policy, code, out = asyncio.run(retry(tmp_path))
     assert code == 0, out
     [retried] = (tmp_path / "logs").glob("*.eval")
     again = read_eval_log(str(retried))
     assert {sample.id for sample in samples_of(again)} == {sample.id for sample in samples_of(log)}
     kept = [sample for sample in samples_of(log) if sample.error is None]
     assert len(kept) == 3
-    assert calls.total() > 0
+    assert [*policy.calls] == [dialect]
+    assert {(body["model"], body.get("temperature")) for body in policy.requests} == {("scripted", 0.25)}
     by_id = {sample.id: sample for sample in samples_of(again)}
     assert [by_id[sample.id].uuid for sample in kept] == [sample.uuid for sample in kept]
 

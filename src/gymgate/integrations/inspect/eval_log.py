@@ -105,7 +105,7 @@ async def _log_of(runs: Runs) -> EvalLog:
             task_args_passed=arguments,
             dataset=EvalDataset(name=environments, samples=len(epochs), sample_ids=list(epochs)),
             model=model,
-            model_args={"responses_api": False} if policy.get("dialect") == "chat" else {},
+            model_args={"responses_api": True} if policy.get("dialect") == "responses" else {},
             config=EvalConfig(epochs=max(epochs.values(), default=1)),
             packages={name: metadata.version(name) for name in ("gymgate", "inspect-ai")},
             metadata={"runs": [str(run.path) for run in runs.runs]},
@@ -123,9 +123,12 @@ async def _log_of(runs: Runs) -> EvalLog:
 
 
 def _model_of(policy: Mapping[str, Any]) -> str:
-    """Return the name by which Inspect makes the model again, to score or retry. A policy that was no endpoint is never asked."""
+    """Return the name by which Inspect makes the model again, to score or retry. A policy that was no endpoint is never asked.
+
+    A run does not say whose endpoint it was. The provider `openai/` would take an unknown name for OpenAI's newest model.
+    """
     if policy.get("type") == "http" and policy.get("model"):
-        return f"openai/{policy['model']}"
+        return f"openai-api/local/{policy['model']}"
     return f"none/{policy.get('model') or policy.get('type') or 'unknown'}"
 
 
