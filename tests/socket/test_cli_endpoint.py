@@ -1,4 +1,4 @@
-"""The policy's endpoint is asked on the command line before anything is installed or started."""
+"""The policy's endpoint is asked on the command line, and by `gymgate.evaluate`, before anything is installed or started."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import gymgate
 from gymgate.cli import cli
 from gymgate.cli.eval import Line, with_judges
 from gymgate.cli.texts import parse_judges
@@ -101,7 +102,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def catalog(*args: Any, **options: Any) -> None:
         raise NothingInstalled("the endpoint is fine")
 
-    for module in ("cli.run_spec", "runs.prepare", "cli.check", "gym.runtime"):
+    for module in ("cli.run_spec", "runs.prepare", "runs.stream", "cli.check", "gym.runtime"):
         monkeypatch.setattr(f"gymgate.{module}.open_catalog", catalog)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("GOOD", "good")
@@ -158,6 +159,33 @@ def test_a_wrong_address_key_or_model_is_one_line_that_says_which(
     assert isinstance(error, PolicyError)
     assert f":{port}/v1" in str(error)
     assert not (tmp_path / "run").exists()
+
+
+def evaluated(**endpoint: Any) -> GymgateError:
+    """What ends `gymgate.evaluate` before a stack is planned."""
+    with pytest.raises(GymgateError) as raised:
+        gymgate.evaluate("mcqa", policy=HTTPEndpoint(**endpoint), progress=False)
+    assert "\n" not in str(raised.value)
+    return raised.value
+
+
+def test_evaluate_asks_as_a_run_does() -> None:
+    """Else the servers started, and each rollout failed for the same reason."""
+    with serving(Hosted(models=("m", "n"))) as hosted:
+        key = {"base_url": hosted.url, "api_key_env": "GOOD"}
+        wrong = [evaluated(**key, model="other"), evaluated(**{**key, "api_key_env": "BAD"}, model="m")]
+        assert [type(error) for error in wrong] == [ConfigError] * 2
+        assert "'other'" in str(wrong[0])
+        assert "'BAD'" in str(wrong[1])
+        assert isinstance(evaluated(**key, model="unlisted"), NothingInstalled)
+    gone = evaluated(**key, model="m")
+    assert isinstance(gone, PolicyError)
+    assert gone.endpoint == hosted.url
+    for unlisted in (Hosted(key=None, body="<html>"), Hosted(key=None, models_status=404)):
+        with serving(unlisted) as hosted:
+            assert isinstance(evaluated(base_url=hosted.url, model="any"), NothingInstalled)
+    with pytest.raises(NothingInstalled):
+        gymgate.evaluate("mcqa", policy=lambda request: "x", progress=False)
 
 
 def test_the_only_model_is_asked_past_a_proxy_and_of_a_replica_that_is_there(

@@ -50,9 +50,7 @@ class Evaluation:
         """Return a flat dict for each rollout, e.g. for `pandas.DataFrame`: the columns of `gymgate export`, and `error`."""
         attempts = [Attempt.of(rollout) for rollout in self.rollouts]
         parts = part_names(attempts)
-        errors = [
-            rollout.error and f"{rollout.error.type}: {rollout.error.message}" for rollout in self.rollouts
-        ]
+        errors = [rollout.error and str(rollout.error) for rollout in self.rollouts]
         return [
             {**table_row(attempt, self.model, self.run, parts), "error": error}
             for attempt, error in zip(attempts, errors, strict=True)
@@ -85,7 +83,8 @@ def evaluate(
 
     Progress goes to stderr, unless `progress` is false. An async function runs on another event loop than the caller's, which
     may be a notebook's; `evaluate_async` runs it on the caller's. Failed rollouts are returned, too. Raises what keeps a run
-    from starting, and the last error if so many fail in a row that the run stops: see `collect`.
+    from starting, and the last error if so many fail in a row that the run stops: see `collect`. An endpoint is asked for its
+    models first: a wrong address, key or model raises before anything starts.
     """
     work = evaluate_async(
         environments,
@@ -116,7 +115,14 @@ async def evaluate_async(
         raise ConfigError(f"ks={ks!r} is not a list; write ks=[{ks!r}]")
     with _showing(progress) as (show, log):
         run = await open_collection(
-            environments, rows, policy=policy, repeats=repeats, limit=limit, progress=log, **settings
+            environments,
+            rows,
+            policy=policy,
+            repeats=repeats,
+            limit=limit,
+            progress=log,
+            ask_known=True,
+            **settings,
         )
         rollouts = []
         async with contextlib.aclosing(rollouts_of(run)) as stream:
@@ -155,7 +161,5 @@ def _by_task(rollouts: Sequence[CollectedRollout], policy: Mapping[str, Any]) ->
     for rollout in rollouts:
         (collected.add if rollout.error is None else collected.fail)(Attempt.of(rollout))
     if failed and (error := failed[0].error) is not None:
-        collected.lost.append(
-            f"{len(failed)} of {len(rollouts)} rollouts failed, the first with {error.type}: {error.message}"
-        )
+        collected.lost.append(f"{len(failed)} of {len(rollouts)} rollouts failed, the first with {error}")
     return collected

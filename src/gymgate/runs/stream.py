@@ -115,16 +115,20 @@ async def open_collection(
     runtime: RuntimeConfig | None = None,
     tracer: Any = None,
     progress: Log = ignore,
+    ask_known: bool = False,
 ) -> Collection:
-    """Return the run that `collect` is asked for, before it starts. Raises as `collect` does before the first rollout."""
+    """Return the run that `collect` is asked for, before it starts. Raises as `collect` does before the first rollout.
+
+    With `ask_known`, endpoints with a known model are asked for it, too, as `gymgate run` does.
+    """
     if isinstance(environments, StackConfig):
         stack = environments
     else:
         stack = StackConfig(environments=environments, runtime=runtime or RuntimeConfig())
     policy = checked_policy(policy)
-    sources, known = await asyncio.to_thread(_sources, stack, rows, limit)
-    stack, asked = await ask_models(stack, policy, wait_for_policy_s or 0, progress, known=False)
+    stack, asked = await ask_models(stack, policy, wait_for_policy_s or 0, progress, known=ask_known)
     assert asked is not None
+    sources, known = await asyncio.to_thread(_sources, stack, rows, limit)
     pace = pace or Pace()
     plan = await asyncio.to_thread(
         RolloutPlan,

@@ -57,7 +57,8 @@ async def wait_until_ready(
     if not answered:
         after = f" after {within_s:g} s" if within_s else ""
         raise PolicyError(
-            f"no endpoint of {whose} answers{after} ({named}); start it, or wait for it: --wait-for-policy SECONDS",
+            f"no endpoint of {whose} answers{after} ({named}); start it, or wait for it: --wait-for-policy SECONDS "
+            "(`wait_for_policy_s` in Python)",
             endpoint=endpoint.base_url,
             retryable=True,
         )
