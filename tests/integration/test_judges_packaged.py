@@ -82,7 +82,8 @@ async def test_judges_that_are_asked_for_a_rollout_and_for_a_cohort() -> None:
             async with judge.serving(port.number):
                 first, *rest = (f"{name} gives {n}." for n in range(6))
                 found = {first: await run(stack, name, rows[name], first)}
-                judge.lives = len(judge.answered) + 2  # fewer than the others ask, in whatever order they arrive
+                # Fewer than the others ask, in whatever order they arrive.
+                judge.lives = len(judge.answered) + 2
                 rollouts = await asyncio.gather(*(run(stack, name, rows[name], text) for text in rest))
                 assert_as_answered(judge, found | dict(zip(rest, rollouts, strict=True)))
         judge = MortalJudge(said=SCORES)
