@@ -224,6 +224,18 @@ def test_why_nothing_was_tried_where_nothing_could_be_run(
     )
 
 
+@pytest.mark.parametrize("section", ["shape", "oracle"])
+def test_a_check_of_a_section_that_does_not_start_says_nothing_of_right_answers(section: str) -> None:
+    """They were not asked for, or a record has them from a check that did start."""
+    request = CheckRequest.model_validate({"environments": "e", "measure": True, "sections": (section,)})
+    failed = made(request, verdict="failed", detail="server 'e' died")
+    assert failed.oracle is None
+    assert "server 'e' died" in failed.missing["all"]
+    tried = Oracle(rows=2, solved=2)
+    known = made(request, machine="here").model_copy(update={"oracle": tried})
+    assert known.with_sections([section], failed).oracle == tried
+
+
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [

@@ -178,7 +178,8 @@ class CheckRequest(RolloutSpec):
         if self.measure and not result.machine:
             reason = result.detail or result.verdict
             changes["missing"] = result.missing or {"all": f"nothing could be run: {reason}"}
-            changes["oracle"] = result.oracle or _untried(result.need, reason)
+            if not self.sections:  # of single ones `missing` says why, and a record keeps what it has
+                changes["oracle"] = result.oracle or _untried(result.need, reason)
         return result.model_copy(update=changes)
 
 
