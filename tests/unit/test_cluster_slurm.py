@@ -118,7 +118,9 @@ def test_a_sandbox_beside_a_hosted_endpoint(tmp_path: Path) -> None:
     [
         ({"arguments": ("mcqa", "--shard=1/2")}, "--shard"),
         ({"arguments": ("mcqa", "-o", "x")}, "-o "),
+        ({"arguments": ("mcqa", "-ox")}, "-ox "),
         ({"serve": ("m",)}, "-b "),
+        ({"serve": ("m",), "arguments": ("mcqa", "-bhttp://h/v1")}, "-b "),
         ({"seeds": (1, 2)}, "give either --shards N or --seeds LIST"),
         ({"shards": None}, "give either --shards N or --seeds LIST"),
         ({"shards": None, "seeds": (1,), "arguments": ("mcqa", "--seeds", "4")}, "--seeds"),
@@ -222,6 +224,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dry.exit_code == 0, dry.output
     assert "#SBATCH --partition=p" in dry.output
     assert not (tmp_path / "x").exists()
+    for policy, is_warned in (([], True), (["-bhttp://h/v1"], False), (["--base-url=http://h/v1"], False)):
+        done = CliRunner().invoke(command, [*arguments, "--dry-run", "--", "mcqa", *policy])
+        assert ("warning" in done.output) is is_warned, policy
     written = CliRunner().invoke(command, [*arguments, "--no-submit", "--", *RUN])
     assert written.output == f"bash {tmp_path / 'x' / 'submit.sh'}\n"
     assert (tmp_path / "x" / "logs").is_dir()

@@ -14,7 +14,7 @@ import click
 from gymgate.cli.options import OTHER, field_option, parsed
 from gymgate.cli.output import echo, log
 from gymgate.cluster.servers import split_command
-from gymgate.cluster.slurm import SlurmJob, aggregate_script, array_script, submit_script
+from gymgate.cluster.slurm import SlurmJob, aggregate_script, array_script, is_option, submit_script
 from gymgate.core.errors import ConfigError
 from gymgate.core.files import replacing
 from gymgate.gym.runtime.command import CommandError, CommandTimeoutError, run_command
@@ -75,7 +75,7 @@ def command(
         serves_policy=_serves_policy(words),
         **job_options,
     )
-    if not (job.serves_policy or _GIVES_POLICY.intersection(text.partition("=")[0] for text in arguments)):
+    if not (job.serves_policy or any(is_option(argument, _GIVES_POLICY) for argument in arguments)):
         log("warning: no policy: each task replays recorded answers; add -b URL after the --, or --serve")
     paths = {part: output.absolute() / f"{part}.sbatch" for part in ("array", "aggregate")}
     scripts = {paths["array"]: array_script(job), paths["aggregate"]: aggregate_script(job)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class SlurmJob(Config):
             )
         own = ["-o", "--output", "--shard", *(["--seeds"] if self.seeds is not None else [])]
         for argument in self.arguments:
-            if argument.split("=")[0] in own:
+            if is_option(argument, own):
                 raise ConfigError(f"{argument} is set for each array task; leave it out")
         if self.serve and self.serves_policy and self._runs_with("-b", "--base-url"):
             raise ConfigError("-b is set from the servers that --serve starts; leave it out")
@@ -83,7 +83,7 @@ class SlurmJob(Config):
             raise ConfigError(f"--time {self.time} leaves nothing after --drain of {self.drain_s} s")
 
     def _runs_with(self, *options: str) -> bool:
-        return any(argument.split("=")[0] in options for argument in self.arguments)
+        return any(is_option(argument, options) for argument in self.arguments)
 
     @property
     def array(self) -> str:
@@ -116,6 +116,12 @@ class SlurmJob(Config):
         logs = f"{shlex.quote(str(self.output.absolute()))}/logs/servers-{number}"
         serve = f"gymgate serve-policy {shlex.join(self.serve[:split])} --logs {logs}"
         return f'{serve} --run {shlex.quote(line)}"{share}" {shlex.join(self.serve[split:])}'.rstrip()
+
+
+def is_option(argument: str, options: Collection[str]) -> bool:
+    """Whether an argument of a command is one of these options, also with its value: `--base-url=URL`, `-bURL`."""
+    name = argument.partition("=")[0] if argument.startswith("--") else argument[:2]
+    return name in options
 
 
 def array_script(job: SlurmJob) -> str:
