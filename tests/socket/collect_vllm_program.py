@@ -60,12 +60,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Binds beside a socket that holds the port."""
+    """Binds beside a socket that holds the port; as vLLM 0.31, with `SO_REUSEPORT` only where processes share it."""
 
     request_queue_size = 1024
 
     def server_bind(self) -> None:
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if wanted.data_parallel_size > 1:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self.socket.bind(self.server_address)
 
 

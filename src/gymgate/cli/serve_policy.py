@@ -139,14 +139,15 @@ def _with_ports(wanted: PolicyServers, exits: contextlib.ExitStack) -> list[Serv
     for number in range(wanted.replicas or 1):
         port = wanted.port + number if wanted.port else 0
         try:
-            held.append(HeldPort(port, wanted.host or LOOPBACK, option=socket.SO_REUSEPORT))
+            options = socket.SO_REUSEADDR, socket.SO_REUSEPORT
+            held.append(HeldPort(port, wanted.host or LOOPBACK, options=options))
         except OSError as error:
             raise ConfigError(
                 f"port {port} cannot be used: {error.strerror}; choose another --port"
             ) from error
         exits.callback(held[-1].close)
     if wanted.command is not None:
-        # vLLM binds with SO_REUSEPORT while the port is held; other servers cannot, so their ports are only free just now.
+        # vLLM can bind while the port is held; other servers may not, so their ports are only free just now.
         for each in held:
             each.close()
     return wanted.servers(gpus, [each.number for each in held])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from gymgate.core.http_client import LOOPBACK
@@ -16,12 +17,16 @@ class HeldPort:
     """A port that this process has bound without listening on it, so that nobody else is given it.
 
     A child can listen on it meanwhile: Linux lets a second socket bind where both have the same option set and the
-    holder does not listen. NeMo Gym's servers set `SO_REUSEADDR`, vLLM sets `SO_REUSEPORT`. Raises `OSError`.
+    holder does not listen. NeMo Gym's servers set `SO_REUSEADDR`. So does vLLM, with `SO_REUSEPORT` in addition: vLLM 0.31 only
+    where several of its processes share the port. Raises `OSError`.
     """
 
-    def __init__(self, port: int = 0, host: str = LOOPBACK, *, option: int = socket.SO_REUSEADDR) -> None:
+    def __init__(
+        self, port: int = 0, host: str = LOOPBACK, *, options: Sequence[int] = (socket.SO_REUSEADDR,)
+    ) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, option, 1)
+        for option in options:
+            self._socket.setsockopt(socket.SOL_SOCKET, option, 1)
         try:
             self._socket.bind((host, port))
         except OSError:
