@@ -229,6 +229,16 @@ def test_a_judge_without_an_endpoint_is_refused(named: tuple[str, ...], missing:
     assert "\n" not in error
 
 
+@pytest.mark.parametrize(
+    ("named", "meant"), [({"genrm"}, ["genrm"]), ({"GenRM_model"}, ["GenRM_model"]), ({"judge", "u"}, [])]
+)
+def test_a_judge_with_nearly_the_name_is_told(named: set[str], meant: list[str]) -> None:
+    with pytest.raises(NeedMissingError) as caught:
+        refuse_unanswered("env", {"genrm_model": "a setting", "u": "user of agent a"}, named)
+    told = str(caught.value).partition("models={")[2]
+    assert [name for name in sorted(named) if repr(name) in told] == meant
+
+
 def test_the_policy_is_not_offered_for_calls_without_a_key() -> None:
     with pytest.raises(NeedMissingError) as caught:
         refuse_unanswered("env", JUDGES, (), keyless=True, hint="; see the docs")

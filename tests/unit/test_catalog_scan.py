@@ -140,7 +140,7 @@ def test_find(catalog: Catalog, name: str, kind: str) -> None:
     assert catalog.find(name).kind == kind
 
 
-@pytest.mark.parametrize("name", ["mqca", "resources_servers/mqca", "mcqa2"])
+@pytest.mark.parametrize("name", ["mqca", "resources_servers/mqca", "mcqa2", "MCQA", "Mcqa"])
 def test_an_unknown_name_brings_near_names(catalog: Catalog, name: str) -> None:
     with pytest.raises(ConfigError, match=r"\bmcqa\b"):
         catalog.find(name)

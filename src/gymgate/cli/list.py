@@ -12,9 +12,9 @@ import click
 from gymgate.cli.options import KINDS, gym_option, json_option, kind_option
 from gymgate.cli.output import log, print_json, print_table
 from gymgate.core.config import RuntimeConfig
-from gymgate.core.errors import ConfigError
+from gymgate.core.errors import ConfigError, near
 from gymgate.gym.catalog import EnvConfig, Environment
-from gymgate.gym.catalog.entries import AGENT_KIND, near
+from gymgate.gym.catalog.entries import AGENT_KIND
 from gymgate.gym.catalog.needs import Need, NeedKind
 from gymgate.gym.runtime import open_catalog
 

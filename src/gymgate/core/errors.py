@@ -26,8 +26,10 @@ with attributes for programs to read.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 ErrorKind = Literal["infrastructure", "environment", "policy", "data", "timeout"]
@@ -46,6 +48,17 @@ def printable(text: str) -> str:
 def printable_json(document: str) -> str:
     """Return a JSON document with these characters escaped as JSON has it, so that its value is the same."""
     return _CONTROLS.sub(lambda control: f"\\u{ord(control.group()):04x}", document)
+
+
+def near(name: str, names: Sequence[str]) -> list[str]:
+    """Return up to five names that resemble `name`, the closest first. Upper and lower case are the same."""
+    small = name.lower()
+    by_small: dict[str, list[str]] = {}
+    for other in names:
+        by_small.setdefault(other.lower(), []).append(other)
+    close = difflib.get_close_matches(small, by_small, n=5, cutoff=0.6)
+    close += [other for other in by_small if small and (small in other or other in small)]
+    return list(dict.fromkeys(other for key in close for other in by_small[key]))[:5]
 
 
 class GymgateError(Exception):

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gymgate.core.errors import ConfigError
-from gymgate.gym.catalog.entries import near
+from gymgate.core.errors import ConfigError, near
 from gymgate.gym.inside.resolve import Node, ServerInstance, servers_of, value_at, walk
 from gymgate.gym.open_needs import TELEMETRY
 from gymgate.gym.server_code import own_modules

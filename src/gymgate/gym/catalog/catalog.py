@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gymgate.core.config import EnvironmentConfig
-from gymgate.core.errors import ConfigError
+from gymgate.core.errors import ConfigError, near
 from gymgate.gym.catalog import shipped
 from gymgate.gym.catalog.entries import (
     AGENT_KIND,
@@ -17,7 +17,6 @@ from gymgate.gym.catalog.entries import (
     Environment,
     EnvironmentKind,
     joined_name,
-    near,
 )
 from gymgate.gym.catalog.scan import Scanner, roots_around
 from gymgate.gym.inside.resolve import RESOURCES

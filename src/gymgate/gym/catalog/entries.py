@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -325,10 +324,3 @@ def joined_name(names: str | Sequence[str]) -> str:
 
 def _choices(names: Iterable[str]) -> str:
     return f"choose one of: {', '.join(dict.fromkeys(names))}"
-
-
-def near(name: str, names: Sequence[str]) -> list[str]:
-    """Return up to five names that resemble `name`, the closest first."""
-    close = difflib.get_close_matches(name, names, n=5, cutoff=0.6)
-    close += [other for other in names if name and (name in other or other in name)]
-    return list(dict.fromkeys(close))[:5]

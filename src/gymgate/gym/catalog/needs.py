@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gymgate.core.config import POLICY
-from gymgate.core.errors import NeedMissingError
+from gymgate.core.errors import NeedMissingError, near
 from gymgate.gym.inside.resolve import (
     AGENTS,
     ENVIRONMENT_SERVERS,
@@ -140,9 +140,11 @@ def refuse_unanswered(
     first = next(iter(missing))
     key = "" if option else f"MODEL@URL sets a model, --judge-key-var {first}=VAR a key; "
     policy = "" if keyless else "'policy' is the policy itself, "
+    likely = {name: close[0] for name in named if name not in judges and (close := near(name, [*missing]))}
+    meant = "".join(f"; did you mean {other!r} by {name!r}?" for name, other in sorted(likely.items()))
     raise NeedMissingError(
         f"environment {environment!r} needs an endpoint for model server {listed}: give {options} ({key}instead of URL, {policy}"
-        f"'none' starts without one and fails the rollouts that call it), in Python models={{{first!r}: ...}}{hint}",
+        f"'none' starts without one and fails the rollouts that call it), in Python models={{{first!r}: ...}}{hint}{meant}",
         environment=environment,
         need=f"judge {', '.join(missing)}",
         kind="judge",
