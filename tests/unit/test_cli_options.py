@@ -168,6 +168,33 @@ def test_so_does_a_line_of_a_run(
     assert [("run --help-all" in line, option in line) for line in lines] == [(is_hidden, True)] * 2
 
 
+@pytest.mark.parametrize(
+    ("field", "near"),
+    [
+        ("temprature", "temperature"),
+        ("Temperature", "temperature"),
+        ("top-p", "top_p"),
+        ("maxTokens", "max_tokens"),
+        ("max_new_tokens", "max_tokens"),
+        ("temperature", None),
+        ("top_k", None),
+        ("min_p", None),
+        ("chat_template_kwargs", None),
+        ("repeat_last_n", None),
+        ("an_option_of_theirs", None),
+    ],
+)
+@pytest.mark.parametrize("name", ["run", "check", "eval run"])
+def test_a_mistyped_field_of_a_call_is_warned_of_and_kept(
+    field: str, near: str | None, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with dict(commands())[name].make_context(name, ["mcqa", "--sampling", f"{field}=1"]) as context:
+        assert context.params["sampling"] == {field: 1}
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == bool(near)
+    assert all(line.startswith("warning: ") and field in line and str(near) in line for line in lines)
+
+
 @pytest.mark.parametrize(("name", "near"), [("rnu", "run"), ("cmpare", "compare"), ("wholly-other", None)])
 def test_an_unknown_command_is_refused_with_a_near_one(name: str, near: str | None) -> None:
     done = CliRunner().invoke(cli, [name])

@@ -14,8 +14,8 @@ from annotated_types import Ge, Gt, Le
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from gymgate.cli.output import echo
-from gymgate.cli.texts import header_fields, parse_prices, parse_runtime, sampling_fields
+from gymgate.cli.output import echo, log
+from gymgate.cli.texts import doubtful_fields, header_fields, parse_prices, parse_runtime, sampling_fields
 from gymgate.core.config import (
     DEFAULT_KEY_VARIABLE,
     DEFAULT_NEMO_GYM,
@@ -349,12 +349,26 @@ api_key_var_option = field_option(
     metavar="NAME",
     help=f"Environment variable with the endpoint's key. [{DEFAULT_KEY_VARIABLE}, if set]",
 )
+
+
+def _sampling(context: click.Context, _: click.Parameter, texts: Sequence[str]) -> Any:
+    """Parse the fields; warn of those that look mistyped, which are sent all the same: an endpoint may know them."""
+    if not texts or context.resilient_parsing:
+        return texts
+    fields = sampling_fields(texts)
+    for name, known in doubtful_fields(fields).items():
+        log(
+            f"warning: --sampling {name}: not a field that gymgate knows; near name: {known}. It is sent all the same"
+        )
+    return fields
+
+
 sampling_option = field_option(
     "Policy",
     HTTPEndpoint,
     "sampling",
     "--sampling",
-    callback=parsed(sampling_fields),
+    callback=_sampling,
     metavar="KEY=VALUE",
     help="Field of every policy call, e.g. temperature=0.7. Repeatable.",
 )

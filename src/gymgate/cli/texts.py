@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,26 @@ from gymgate.gym.catalog.parse import parse_yaml, read_yaml
 from gymgate.runs.costs import Price
 
 _SLURM = re.compile(r"slurm(?:/(\d+))?:(\d+)")
+_SAMPLING = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "min_p", "typical_p", "top_a", "top_n_sigma", "mirostat"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "truncate_prompt_tokens"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty", "repeat_penalty", "length_penalty"),
+        *("n", "best_of", "seed", "stop", "stop_token_ids", "stop_regex", "no_stop_trim", "ignore_eos"),
+        *("include_stop_str_in_output", "logit_bias", "bad_words", "allowed_token_ids", "use_beam_search"),
+        *("custom_logit_processor", "custom_params", "logprobs", "top_logprobs", "prompt_logprobs"),
+        *("skip_special_tokens", "spaces_between_special_tokens", "response_format", "structured_outputs"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "grammar"),
+        *("regex", "ebnf", "tool_choice", "parallel_tool_calls", "max_tool_calls", "text", "verbosity"),
+        *("reasoning", "reasoning_effort", "include_reasoning", "separate_reasoning", "stream_reasoning"),
+        *("thinking", "enable_thinking", "thinking_budget", "thinking_token_budget", "chat_template"),
+        *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
+        *("extra_body", "mm_processor_kwargs", "service_tier", "priority", "cache_salt", "lora_path", "user"),
+        *("metadata", "store", "include", "truncation", "return_token_ids", "return_tokens_as_token_ids"),
+        *("provider", "models", "route", "transforms", "plugins"),
+    }
+)
+"""Fields of a model call in OpenAI's two APIs, vLLM, SGLang, llama.cpp and OpenRouter. An endpoint may know others, too."""
 _JUDGE_FORMS = "NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"
 
 
@@ -105,6 +126,16 @@ def sampling_fields(texts: Iterable[str]) -> dict[str, Any]:
             f"--sampling seed={fields['seed']}: one seed would make every rollout the same; use --seeds of gymgate run"
         )
     return fields
+
+
+def doubtful_fields(fields: Iterable[str]) -> dict[str, str]:
+    """Return the names that are no known field of a model call and resemble one, with that one."""
+    doubtful = {}
+    for name in {*fields} - _SAMPLING:
+        plain = name.lower().replace("-", "_")
+        for known in get_close_matches(plain, sorted(_SAMPLING), n=1, cutoff=0.75):
+            doubtful[name] = known
+    return dict(sorted(doubtful.items()))
 
 
 def key_variable(name: str | None) -> str | None:
