@@ -250,6 +250,39 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("run", "most"),
+    [
+        (("mcqa",), 5),
+        (("mcqa", "-n", "2"), 2),
+        (("mcqa", "calendar", "-n", "3", "-r", "2", "--seeds", "2"), 24),
+        (("--spec", "{tmp}/run.toml"), 8),
+        (("mcqa", "--data", "{tmp}/rows.jsonl"), 3),
+        (("mcqa", "calendar", "--data", "{tmp}/rows.jsonl", "-n", "9"), 3),
+    ],
+)
+def test_there_are_no_more_shards_than_rollouts(tmp_path: Path, run: tuple[str, ...], most: int) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}\n\n{}\n{}\n")
+    (tmp_path / "run.toml").write_text('environments = "mcqa"\nrows = 4\nrepeats = 2\n')
+    words = [word.format(tmp=tmp_path) for word in run]
+
+    def submitted(shards: int, *options: str) -> Any:
+        arguments = ["-o", str(tmp_path / "x"), "--shards", str(shards), "--dry-run", *options, "--", *words]
+        return CliRunner().invoke(command, arguments)
+
+    refused = submitted(most + 1)
+    assert isinstance(refused.exception, ConfigError), refused.output
+    assert f"--shards {most + 1}:" in str(refused.exception)
+    assert str(refused.exception).endswith(f" {most}")
+    assert submitted(most).exit_code == 0
+    assert submitted(most + 1, "--sbatch", "dependency=afterok:1").exit_code == 0
+
+
+def test_shards_of_rows_that_are_not_here_are_not_counted(tmp_path: Path) -> None:
+    arguments = ["-o", str(tmp_path / "x"), "--shards", "50", "--dry-run", "--", "mcqa", "--data", "hf:a/b"]
+    assert CliRunner().invoke(command, arguments).exit_code == 0
+
+
+@pytest.mark.parametrize(
     ("sbatch", "says"),
     [
         ("exec sleep 60", "0.5 s"),

@@ -18,7 +18,7 @@ from gymgate.gym.row_sources import ROWS
 from gymgate.gym.runtime import open_catalog
 from gymgate.runs.pace import Pace
 from gymgate.runs.policies import replay_files
-from gymgate.runs.prepare import environments_of_rows, refuse_missing
+from gymgate.runs.prepare import count_rows, environments_of_rows, refuse_missing
 from gymgate.runs.spec import RunSpec, read_spec
 
 
@@ -42,6 +42,25 @@ def missing_in_line(context: click.Context, log: Log, *, files: bool) -> None:
     environments = environment_configs(context, names or table(file, "stack").get("environments") or ())
     parse_judges(context.params["judges"], ())  # the variables of keys are those of the other machine
     refuse_missing(environments, data or "example", catalog_of(context, file, log), files=files)
+
+
+def most_rollouts(context: click.Context, log: Log) -> int | None:
+    """Return how many rollouts a command line of `gymgate run` plans at most, for one that `missing_in_line` passed.
+
+    `None` if its rows cannot be counted here: they are elsewhere, or come later.
+    """
+    file, names, data = _named(context)
+    environments = environment_configs(context, names or table(file, "stack").get("environments") or ())
+    catalog = catalog_of(context, file, log)
+    fields = {**file, **option_fields(context)[RunSpec]}
+    numbers = {name: fields[name] for name in ("rows", "repeats", "seeds") if name in fields}
+    spec = RunSpec.model_validate({**numbers, "stack": {"environments": environments or ("of rows",)}})
+    rows = 0
+    for count in count_rows(environments, data or "example", catalog):
+        if (known := spec.rows if count is None else min(count, spec.rows or count)) is None:
+            return None
+        rows += known
+    return rows * spec.repeats * len(spec.seeds or (None,))
 
 
 def catalog_of(context: click.Context, file: Mapping[str, Any], log: Log) -> Catalog:

@@ -68,7 +68,11 @@ def command(
     """
     words = tuple(split_command("--serve", serve)) if serve else ()
     job = SlurmJob(
-        arguments=_checked(arguments, files=not any(text.startswith("dependency=") for text in options)),
+        arguments=_checked(
+            arguments,
+            shards=job_options["shards"],
+            files=not any(text.startswith("dependency=") for text in options),
+        ),
         output=output,
         options=_pairs(options),
         serve=words,
@@ -95,15 +99,20 @@ def command(
     _submit(submit)
 
 
-def _checked(arguments: tuple[str, ...], *, files: bool) -> tuple[str, ...]:
+def _checked(arguments: tuple[str, ...], *, shards: int | None, files: bool) -> tuple[str, ...]:
     """Check the arguments of `gymgate run` now, so that an error does not occur in every task.
 
     Without `files`, the rows may come from a job that the array waits for.
     """
-    from gymgate.cli.run_spec import missing_in_line
+    from gymgate.cli.run_spec import missing_in_line, most_rollouts
 
     with _parsed("run", [*arguments, "-o", "x"]) as context:
         missing_in_line(context, log, files=files)
+        rollouts = most_rollouts(context, log) if shards is not None and files else None
+    if shards is not None and rollouts is not None and shards > rollouts:
+        raise ConfigError(
+            f"--shards {shards}: more shards than rollouts, so some would be empty; give at most {rollouts}"
+        )
     return arguments
 
 

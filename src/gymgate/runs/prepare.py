@@ -10,11 +10,11 @@ from pathlib import Path
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint
 from gymgate.core.errors import ConfigError, DataError, OptionError
 from gymgate.gym.by_name import replay_of
-from gymgate.gym.catalog import Catalog
+from gymgate.gym.catalog import Catalog, Environment
 from gymgate.gym.open_needs import require_needs
 from gymgate.gym.row_sources import ROWS, RowSource, open_rows, open_sources
 from gymgate.gym.runtime import open_catalog
-from gymgate.rollouts import Row
+from gymgate.rollouts import Row, RowFile
 from gymgate.runs.plan import RolloutPlan, Shard
 from gymgate.runs.policies import ask_models, only_recorded, recordings_of, with_oracles
 from gymgate.runs.progress import RunProgress
@@ -77,20 +77,45 @@ def refuse_missing(
 
     Nothing is installed for what the release's scan shows. Without `files`, a file of rows may come later.
     """
-    is_path = data is not None and (
-        data.startswith("hf:") or os.sep in data or Path(data).expanduser().exists() or data.endswith(ROWS)
-    )
+    is_path = data is not None and _is_path(data)
     for config in environments:
-        is_own = "/" in config.name or config.name.endswith((".yaml", ".yml"))
-        if is_own and Path(config.name).expanduser().exists():
-            continue
-        names = (config.config,) if isinstance(config.config, str) else config.config or ()
-        environment = catalog.look_up(config.name, names)
-        if data is not None and not is_path:
+        environment = _packaged(config, catalog)
+        if environment is not None and data is not None and not is_path:
             environment.data_file(data)
     is_file = data is not None and is_path and not data.startswith("hf:")
     if files and data is not None and is_file and not Path(data).expanduser().exists():
         raise DataError(f"{data}: there is no such file", path=data)
+
+
+def count_rows(environments: Sequence[EnvironmentConfig], data: str, catalog: Catalog) -> list[int | None]:
+    """Return how many rows each source of `open_sources` has, for what `refuse_missing` passed.
+
+    `None`: only its files would say it, and they are not here.
+    """
+    if _is_path(data):
+        path = Path(data).expanduser()
+        return [len(RowFile(path)) if path.is_file() else None]
+    counts: list[int | None] = []
+    for config in environments:
+        environment = _packaged(config, catalog)
+        file = None if environment is None else environment.data_file(data)
+        is_here = file is not None and (file.lines is not None or file.path.is_file())
+        counts.append(file.rows() if file is not None and is_here else None)
+    return counts
+
+
+def _is_path(data: str) -> bool:
+    return data.startswith("hf:") or os.sep in data or Path(data).expanduser().exists() or data.endswith(ROWS)
+
+
+def _packaged(config: EnvironmentConfig, catalog: Catalog) -> Environment | None:
+    """Return a release's environment; `None` for a user's own. Raises `ConfigError` for one that is not there."""
+    is_own = "/" in config.name or config.name.endswith((".yaml", ".yml"))
+    if is_own and Path(config.name).expanduser().exists():
+        return None
+    return catalog.look_up(
+        config.name, (config.config,) if isinstance(config.config, str) else config.config or ()
+    )
 
 
 def environments_of_rows(data: str | None, catalog: Catalog) -> list[str]:
