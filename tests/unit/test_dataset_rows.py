@@ -56,6 +56,7 @@ def test_a_key_is_the_rows_content() -> None:
             r"responses_create_params.*raw data \('question', ",
         ),
         ({}, "raw data"),
+        ({"row_key": "0" * 16, "repeat": 0, "source": "rows.jsonl", "line": 3}, r"rescore .*rows\.jsonl:3"),
         ({"responses_create_params": None}, "no responses_create_params"),
         ({"responses_create_params": {"tools": []}}, "responses_create_params .*input"),
         ({"responses_create_params": "{}"}, "not str"),

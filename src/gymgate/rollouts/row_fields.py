@@ -46,6 +46,11 @@ def lacking_params(row: Mapping[str, Any]) -> str:
         if isinstance(items, list | tuple) and all(isinstance(item, Mapping) for item in items):
             return ""
         return f"responses_create_params.input must be a text or a list of objects, not {str(value)[:80]!r}"
+    if "row_key" in row and "repeat" in row:
+        return (
+            "is a rollout that `gymgate run -o DIR` kept, not a row: `gymgate report DIR` shows the rollouts, `gymgate rescore "
+            f"DIR` scores them again, --replay-file FILE replays them. Its row is {row.get('source')}:{row.get('line')}"
+        )
     lack = "responses_create_params has no input" if params is not None else "has no responses_create_params"
     keys = ", ".join(repr(key) for key in list(row)[:5]) or "nothing"
     return (
