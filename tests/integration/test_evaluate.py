@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from click.testing import CliRunner
 
@@ -87,6 +88,23 @@ def test_what_failed_is_returned_and_told(capfd: pytest.CaptureFixture[str]) -> 
     for told in (*evaluation.notes, capfd.readouterr().err, evaluation.records()[1]["error"]):
         assert "weights are gone" in told
     assert evaluation.metrics[0]["failed"] == 2
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_what_is_wrong_with_rows_is_noted_and_told_once(
+    progress: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    row = dict(gymgate.open_rows("mcqa", runtime=runtime())[0].data)
+    del row["expected_answer"]
+    (tmp_path / "rows.jsonl").write_bytes(orjson.dumps(row) + b"\n{\n")
+    evaluation = gymgate.evaluate(
+        "mcqa", tmp_path / "rows.jsonl", policy=first_answer, progress=progress, runtime=runtime()
+    )
+    unread, unanswered = evaluation.notes
+    assert f"{tmp_path / 'rows.jsonl'}:2" in unread
+    assert "'expected_answer'" in unanswered
+    told = capfd.readouterr().err
+    assert [told.count(note) for note in evaluation.notes] == [int(progress)] * 2
 
 
 def test_a_number_of_rows_is_refused_with_the_name_of_the_limit() -> None:

@@ -30,7 +30,7 @@ class Evaluation:
     metrics: Sequence[Mapping[str, Any]]
     """Metrics of each environment and, if there are several, over all tasks (`all`), as `gymgate aggregate --json` has them."""
     notes: Sequence[str]
-    """What a reader of the metrics has to know, e.g. how many rollouts failed."""
+    """What a reader of the metrics has to know, e.g. how many rollouts failed, and that rows lack the expected answer."""
     model: str
     """Name of the policy's model or function."""
     run: str | None
@@ -137,6 +137,8 @@ async def evaluate_async(
         notes.insert(0, example_note(metrics[-1]["tasks"]))
     for note in notes if progress else ():
         log(note)
+    # The run has logged these.
+    notes += [*(f"left out: {error}" for error in run.plan.invalid), *run.plan.warnings]
     return Evaluation(
         rollouts,
         metrics,
