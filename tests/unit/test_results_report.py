@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import random
 import re
 import shutil
 import subprocess
@@ -282,6 +283,45 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
         ["assistant", "so"],
         ["assistant", "hello"],
     ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_conversations_are_in_the_order_of_tasks_and_repeats(tmp_path: Path, seed: int) -> None:
+    """Whatever finished first, and so are the ones that are left out."""
+    run = make_run(tmp_path / "run", tasks=6)
+    lines = (run / "rollouts.jsonl").read_bytes().splitlines()
+    failed = [
+        {**orjson.loads(lines[0]), "row_key": f"{key:016x}", "task": key, "line": key + 1} for key in (7, 2)
+    ]
+    error = {"kind": "timeout", "type": "T", "message": "m"}
+    failures = [
+        orjson.dumps({**each, "repeat": repeat, "result": None, "final": True, "error": error})
+        for each in failed
+        for repeat in (9, 8, 7)
+    ]
+    for file, content in (("rollouts.jsonl", lines), ("failures.jsonl", failures)):
+        random.Random(seed).shuffle(content)
+        (run / file).write_bytes(b"".join(each + b"\n" for each in content))
+    write_report(Runs([run]), tmp_path / "r.html", tasks=3, per_task=2)
+    shown = [
+        (name.partition(" ")[0], [each["label"] for each in rollouts])
+        for name, rollouts in conversations_of(tmp_path / "r.html")
+    ]
+    first = ["repeat 0", "repeat 1"]
+    assert shown == [("hello:1", first), ("hello:2", first), ("hello:3", [*first, "repeat 7", "repeat 8"])]
+    write_report(Runs([run]), tmp_path / "r.html", tasks=0)
+    assert conversations_of(tmp_path / "r.html") == []
+
+
+def test_every_environment_has_conversations_of_its_first_rows(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        make_run(tmp_path / name, name, tasks=4)
+        described = orjson.loads((tmp_path / name / "run.json").read_bytes())
+        described["settings"]["policy"]["model"] = "m"
+        (tmp_path / name / "run.json").write_bytes(orjson.dumps(described))
+    write_report(Runs([tmp_path / "b", tmp_path / "a"]), tmp_path / "r.html", tasks=4)
+    names = [name.partition(" ")[0] for name, _ in conversations_of(tmp_path / "r.html")]
+    assert names == ["a:1", "a:2", "b:1", "b:2"]
 
 
 def test_a_report_says_what_was_expected_and_what_the_verifier_took(tmp_path: Path) -> None:

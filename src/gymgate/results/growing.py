@@ -74,7 +74,13 @@ class GrowingReport:
         runs.take_notes()
         collected.forget_failures()
         conversations = {key: [*parts] for key, parts in self._data.conversations.items()}
-        data = replace(self._data, conversations=conversations, failures=Counter(), messages={})
+        data = replace(
+            self._data,
+            conversations=conversations,
+            places=[*self._data.places],
+            failures=Counter(),
+            messages={},
+        )
         # A copy that shares the tasks: the tokens of failed attempts are added anew each time.
         collected = replace(
             collected, usage=copy.deepcopy(collected.usage), policy=runs.policy, created=runs.created

@@ -123,10 +123,11 @@ def report_parts(
         yield {"note": f"{limits}; --per-task and --tasks change that."}
     yield {"filters": {}}
     names = data.task_names(collected.tasks.values())
-    for key, rollouts in data.conversations.items():
-        task = collected.tasks[key]
-        name = f"{names[key]}: {_all_rewards(task)}"
-        yield from task_parts(task.environment, name, rollouts, "/".join(map(str, key)))
+    for task in collected.ordered():
+        if rollouts := data.conversations.get(task.key):
+            name = f"{names[task.key]}: {_all_rewards(task)}"
+            parts = [rollout.part for rollout in rollouts]
+            yield from task_parts(task.environment, name, parts, "/".join(map(str, task.key)))
     yield {"heading": "Tasks"}
     if (count := len(collected.tasks)) > SHOWN_TASK_ROWS:
         yield {"note": f"The first {SHOWN_TASK_ROWS} of {count}; gymgate aggregate -o writes all."}

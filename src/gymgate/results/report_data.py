@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gymgate.core.config import POLICY
 from gymgate.results.page import Part, conversation, shown_answer
 from gymgate.rollouts.transcript import cut, opening
-from gymgate.runs.attempts import Attempt, StoredError, TaskKey
+from gymgate.runs.attempts import Attempt, Order, StoredError, TaskKey
 from gymgate.runs.costs import Calls
 from gymgate.runs.tasks import Task
 
@@ -26,14 +28,22 @@ REWARD, CALLS, TOKENS, SECONDS = (
 )
 
 
+class Conversation(NamedTuple):
+    """What was said in a rollout, which finished or failed permanently."""
+
+    order: Order
+    has_failed: bool
+    part: Part
+
+
 @dataclass
 class ReportData:
     """The data of the charts, the table of failures, and the conversations."""
 
     tasks: int
-    """Tasks of which conversations are kept."""
+    """Tasks of which conversations are kept: those whose rows come first in their files, whatever finished first."""
     per_task: int
-    """Finished rollouts of such a task that are kept, and as many failed ones."""
+    """Finished rollouts of such a task that are kept, and as many failed ones: the first by seed and repeat."""
     charts: dict[str, array[float]] = field(
         default_factory=lambda: {name: array("d") for name in (REWARD, CALLS, TOKENS, SECONDS)}
     )
@@ -43,8 +53,10 @@ class ReportData:
     """The first words of each task; `task_names` makes names of them."""
     expected: dict[TaskKey, str] = field(default_factory=dict)
     """The right answer of each task that says it."""
-    conversations: dict[TaskKey, list[Part]] = field(default_factory=dict)
-    """What was said in rollouts, finished or failed permanently, by environment, row key and occurrence."""
+    conversations: dict[TaskKey, list[Conversation]] = field(default_factory=dict)
+    """Those of a task by seed and repeat."""
+    places: list[tuple[int, TaskKey]] = field(default_factory=list)
+    """The lines and keys of these tasks, in order."""
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Failed attempts by class and error."""
     messages: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -53,12 +65,8 @@ class ReportData:
     def add(self, attempt: Attempt) -> None:
         """Add a rollout that finished or, after all of those, one that failed permanently."""
         name = attempt.task_key
-        if name in self.conversations or len(self.conversations) < self.tasks:
-            values = self.conversations.setdefault(name, [])
-            if len(values) < self.per_task * (2 if attempt.has_failed else 1):
-                seed = "" if attempt.seed is None else f" seed {attempt.seed}"
-                label = f"repeat {attempt.repeat}{seed}"
-                values.append({**conversation(attempt, label), "key": f"{'/'.join(map(str, name))} {label}"})
+        if self._has_place(attempt):
+            self._keep_conversation(attempt)
         if attempt.has_failed:
             return
         if not self.openings.get(name):
@@ -77,6 +85,34 @@ class ReportData:
         if attempt.seconds and attempt.calls is not None:
             for part, seconds in time_split(attempt.seconds, attempt.calls).items():
                 self.times[part] += seconds
+
+    def _has_place(self, attempt: Attempt) -> bool:
+        """Whether its task is one of the first so far; a later one gives way to it."""
+        place = attempt.line, attempt.task_key
+        if attempt.task_key in self.conversations:
+            return True
+        if len(self.places) >= self.tasks:
+            if not self.places or place > self.places[-1]:
+                return False
+            del self.conversations[self.places.pop()[1]]
+        bisect.insort(self.places, place)
+        self.conversations[attempt.task_key] = []
+        return True
+
+    def _keep_conversation(self, attempt: Attempt) -> None:
+        """Keep it if it is one of its task's first that finished, or of those that failed."""
+        rollouts = self.conversations[attempt.task_key]
+        alike = [rollout for rollout in rollouts if rollout.has_failed == attempt.has_failed]
+        if len(alike) >= self.per_task:
+            if attempt.order > alike[-1].order:
+                return
+            rollouts.remove(alike[-1])
+        seed = "" if attempt.seed is None else f" seed {attempt.seed}"
+        label = f"repeat {attempt.repeat}{seed}"
+        part = {**conversation(attempt, label), "key": f"{'/'.join(map(str, attempt.task_key))} {label}"}
+        bisect.insort(
+            rollouts, Conversation(attempt.order, attempt.has_failed, part), key=lambda rollout: rollout.order
+        )
 
     def task_names(self, tasks: Iterable[Task]) -> dict[TaskKey, str]:
         """Return a name for each task: environment, line, and the first words that differ between its environment's tasks."""
