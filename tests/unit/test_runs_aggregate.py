@@ -300,6 +300,32 @@ def test_a_larger_k_takes_the_tasks_that_have_it(tmp_path: Path) -> None:
         CliRunner().invoke(command, [str(run), "-k", "0,x"], catch_exceptions=False)
 
 
+def test_the_tasks_that_a_k_leaves_out_are_named(tmp_path: Path) -> None:
+    """A task whose rollouts all failed is one, too."""
+    counts = {1: 3, 2: 3, 3: 1, 4: 2, 5: 1, 6: 2}
+    lines = [line(key, repeat, 1.0) for key, count in counts.items() for repeat in range(count)]
+    lost = {**line(7, 0, None), "final": True, "error": {"kind": "timeout", "type": "T", "message": "m"}}
+    collected = read_runs([write_run(tmp_path / "run", lines, failures=[lost])])
+    (note,) = notes_on_tasks(collected, (1, 3))
+    assert "5 of 7 tasks" in note
+    assert re.findall(r"mcqa:\d+", note) == ["mcqa:4", "mcqa:5", "mcqa:6"]
+    assert " 2 more" in note
+    (few,) = notes_on_tasks(collected, (1,))
+    assert "1 of 7 tasks" in few
+    assert "mcqa:8" in few
+    done = CliRunner().invoke(command, [str(tmp_path / "run"), "-k", "3", "--json"])
+    assert note in orjson.loads(done.stdout)["notes"]
+    whole = read_runs([write_run(tmp_path / "whole", [line(0, 0, 1.0)])])
+    assert [*notes_on_tasks(whole, (1,))] == []
+
+
+def test_a_k_that_no_task_has_is_the_one_that_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [line(0, repeat, 1.0) for repeat in range(2)])
+    done = CliRunner().invoke(command, [str(run), "-k", "1,4"])
+    assert "-r 4" in done.stderr
+    assert "-r 1" not in done.stderr
+
+
 def test_votes_of_several_environments_are_over_all_their_tasks(tmp_path: Path) -> None:
     other = [line(9, r, 1.0, environment="weather") for r in range(2)]
     rows = {

@@ -47,9 +47,6 @@ def print_results(
     if replayed:
         columns.append(Column("policy", [REPLAYED] * len(rows), left=True))
     _print(columns, markdown=markdown, drop=not wide)
-    for k in ks or ():
-        if rows and all(row.get(f"pass@{k}") is None for row in rows):
-            log(f"pass@{k} needs {k} scored rollouts of a task (-r {k}), and no task has as many")
     if is_example and rows:
         echo(f"{chr(10) * markdown}{example_note(rows[-1]['tasks'])}")
 

@@ -197,7 +197,7 @@ def finish(
         usage = tasks.usage.rows(run.progress.prices)
         print_json(summary_of(run, rows, usage, output, interrupted=interrupted, error=error))
     else:
-        for uneven in () if ks else notes_on_tasks(tasks):
+        for uneven in notes_on_tasks(tasks, ks):
             log(uneven)
         if rows:
             print_results(rows, replayed=run.replayed, ks=ks, wide=wide, is_example=is_example(run.names))

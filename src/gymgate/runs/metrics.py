@@ -11,6 +11,8 @@ from gymgate.runs import statistics as st
 from gymgate.runs.counts import NOT_SCORED, OVERALL, RolloutCounts
 from gymgate.runs.tasks import CollectedTasks, Task
 
+SHOWN_TASKS = 3
+"""Tasks that a note names."""
 REPLAYED = "Recorded answers were replayed: the rewards say nothing about a model."
 
 
@@ -65,8 +67,12 @@ def numbered(prefix: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted(names, key=lambda name: int(name[len(prefix) :]))
 
 
-def notes_on_tasks(collected: CollectedTasks) -> Iterator[str]:
-    """Name the environments whose k ends early because tasks have different numbers of scored rollouts."""
+def notes_on_tasks(collected: CollectedTasks, ks: Sequence[int] | None = None) -> Iterator[str]:
+    """Name the environments whose k ends early because tasks have different numbers of scored rollouts, or the tasks that
+    chosen `ks` leave out."""
+    if ks:
+        yield from _left_out(collected, max(ks))
+        return
     counts: dict[str, list[int]] = {}
     for task in collected.ordered():
         if rewards := task.rewards():
@@ -79,6 +85,26 @@ def notes_on_tasks(collected: CollectedTasks) -> Iterator[str]:
                 f"{environment}: pass@k is shown up to k={fewest}, because {short} of {len(numbers)} tasks have fewer than "
                 f"{most} scored rollouts; -k {most} uses only the tasks that have enough. The mean is over rollouts, "
                 "pass@1 over tasks, so they differ"
+            )
+
+
+def _left_out(collected: CollectedTasks, k: int) -> Iterator[str]:
+    """Count the tasks of each environment that have fewer than k scored rollouts, and name some."""
+    tasks: dict[str, list[Task]] = {}
+    for task in collected.ordered():
+        tasks.setdefault(task.environment, []).append(task)
+    for environment, known in tasks.items():
+        short = [task.name for task in known if len(task.rewards()) < k]
+        if len(short) == len(known):
+            yield (
+                f"{environment}: no task has {k} scored rollouts, which -k {k} needs, so no pass@k is shown; run more (-r {k}), "
+                "or give a smaller k"
+            )
+        elif short:
+            more = f" and {len(short) - SHOWN_TASKS} more" if len(short) > SHOWN_TASKS else ""
+            yield (
+                f"{environment}: pass@k leaves out {len(short)} of {len(known)} tasks, which have fewer than {k} scored "
+                f"rollouts: {', '.join(short[:SHOWN_TASKS])}{more}. The mean is over all rollouts"
             )
 
 

@@ -62,7 +62,7 @@ def summarize(
 
 def summary_of(collected: CollectedTasks, ks: Sequence[int] | None) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the metrics of each environment, and what a reader of them has to know."""
-    notes = [*collected.notes, *(() if ks else notes_on_tasks(collected))]
+    notes = [*collected.notes, *notes_on_tasks(collected, ks)]
     return summary_rows(collected, ks), notes
 
 
