@@ -183,31 +183,44 @@ def test_walltimes(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize(
     ("ends", "code", "requeued"),
-    [("exit 0", 0, False), ("exit 1", 1, False), ("drain", 75, True), ("early", 75, True)],
+    [
+        ("exit 0", 0, False),
+        ("exit 1", 1, False),
+        ("drain", 75, True),
+        ("early", 75, True),
+        ("setup", 75, True),
+    ],
 )
 def test_how_a_task_ends(tmp_path: Path, ends: str, code: int, requeued: bool) -> None:
     """The script itself, with a collector that says when it is up and a scontrol that writes down its arguments.
 
-    `early` has no handler for SIGUSR1 yet, and dies of it.
+    `early` has no handler for SIGUSR1 yet, and dies of it; in `setup` there is none yet, nor will there be.
     """
     programs = tmp_path / "bin"
     programs.mkdir()
-    fifo = tmp_path / "up"
+    fifo, go = tmp_path / "up", tmp_path / "go"
     os.mkfifo(fifo)
+    os.mkfifo(go)
     waits = f"echo up > {fifo}; while :; do sleep 0.05; done"
     body = {"drain": f"trap 'exit 75' USR1; {waits}", "early": waits}.get(ends, ends)
+    setup = {"setup": (f"echo up > {fifo}", f"read -r < {go}")}.get(ends, ())
     _program(programs / "gymgate", f'echo "$@" > {tmp_path}/arguments; {body}')
     _program(programs / "scontrol", f'echo "$@" > {tmp_path}/scontrol')
     _program(programs / "sleep", f'[ "$1" = 60 ] || exec {shutil.which("sleep")} "$@"')
-    (tmp_path / "array.sh").write_text(array_script(job(tmp_path)))
+    (tmp_path / "array.sh").write_text(array_script(job(tmp_path, setup=setup)))
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     environment |= {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "17"}
-    with subprocess.Popen(["bash", str(tmp_path / "array.sh")], env=environment) as process:
-        if ends in ("drain", "early"):
+    with (
+        go.open("r+b", buffering=0) as gate,
+        subprocess.Popen(["bash", str(tmp_path / "array.sh")], env=environment) as process,
+    ):
+        if ends in ("drain", "early", "setup"):
             assert fifo.read_text() == "up\n"
             process.send_signal(signal.SIGUSR1)
+        gate.write(b"\n")
         assert process.wait(30) == code
-    assert (tmp_path / "arguments").read_text().split()[-2:] == ["--shard", "3/4"]
+    arguments = tmp_path / "arguments"
+    assert not arguments.exists() if ends == "setup" else arguments.read_text().endswith("--shard 3/4\n")
     assert (tmp_path / "scontrol").exists() is requeued
     if requeued:
         assert (tmp_path / "scontrol").read_text() == "requeue 17_3\n"
