@@ -141,7 +141,8 @@ def test_many_rows_have_a_p_value() -> None:
 
 
 def test_only_pairs_with_two_rewards_count(tmp_path: Path) -> None:
-    first = make_run(tmp_path / "a", [[1.0, None], [0.0, 0.0], [1.0, 1.0]])
+    """A repeat that the first run alone has is no pair."""
+    first = make_run(tmp_path / "a", [[1.0, None], [0.0, 0.0], [1.0, 1.0, 0.0]])
     second = make_run(tmp_path / "b", [[1.0, 1.0], [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], failed=1)
     comparison = compared(first, second)
     [row] = comparison.rows
