@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import socket
 import ssl
+import struct
 import subprocess
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +31,7 @@ from gymgate.core.http_client import (
     header_lines,
 )
 from gymgate.gateway.backends.http import HTTPBackend
+from support.hostile_server import WAIT_S, Peer, hostile
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -96,6 +101,19 @@ async def client() -> AsyncIterator[HTTPClient]:
         yield made
 
 
+@pytest.fixture
+async def put_clock_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Put the event loop's clock forward by some seconds. The clock of uvloop cannot be set."""
+    ahead_s = 0.0
+
+    def put_forward(by_s: float) -> None:
+        nonlocal ahead_s
+        ahead_s += by_s
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + ahead_s)
+    return put_forward
+
+
 async def ask(client: HTTPClient, server: Server, timeout_s: float | None = 5.0) -> Response:
     return await client.send(Request(f"{server.url}/v1/x"), b"{}", timeout_s=timeout_s)
 
@@ -116,6 +134,29 @@ async def test_a_connection_that_was_idle_for_too_long_is_closed() -> None:
         await ask(client, server)
         async with asyncio.timeout(5):
             await server.closed.wait()
+        await ask(client, server)
+        assert server.connections == 2
+
+
+async def test_a_connection_that_fell_idle_after_others_is_closed(
+    put_clock_forward: Callable[[float], None],
+) -> None:
+    """It is too young when the client looks first, and no later request makes the client look again."""
+    async with serving(OK, OK) as server, HTTPClient(keepalive_s=0.2) as client:
+        await ask(client, server)
+        put_clock_forward(0.1)
+        await ask(client, server)
+        async with asyncio.timeout(5):
+            await server.closed.wait()
+
+
+async def test_a_connection_that_was_idle_for_too_long_is_not_used(
+    client: HTTPClient, put_clock_forward: Callable[[float], None]
+) -> None:
+    """A busy event loop has not closed it yet."""
+    async with serving(OK, OK) as server:
+        await ask(client, server)
+        put_clock_forward(http_client.KEEPALIVE_S)
         await ask(client, server)
         assert server.connections == 2
 
@@ -194,18 +235,54 @@ async def test_a_broken_answer_is_none(case: str, client: HTTPClient) -> None:
             await ask(client, server)
 
 
-@pytest.mark.parametrize(
-    "head", [b"Content-Length: 200", b"Transfer-Encoding: chunked\r\n\r\nc8", b"Connection: close"]
-)
-async def test_a_body_has_a_bound(head: bytes) -> None:
-    separator = b"\r\n" if b"chunked" in head else b"\r\n\r\n"
-    answer = b"HTTP/1.1 200 OK\r\n" + head + separator + b"x" * 200 + b"\r\n0\r\n\r\n" * (b"chunked" in head)
+async def test_an_answer_that_a_reset_cut_is_none(client: HTTPClient) -> None:
+    """It has no length: it ends with its connection, but not with a reset."""
+    arrived = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.say(b"HTTP/1.1 200 OK\r\n\r\nhalf")
+        assert arrived.wait(WAIT_S)
+        peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.connection.close()
+
+    with hostile(script) as server:
+        asking = asyncio.create_task(client.send(Request(server.url)))
+        async with asyncio.timeout(WAIT_S):
+            while not any(each._size for each in client._open):  # noqa: ASYNC110 it reads what was said
+                await asyncio.sleep(0)
+            arrived.set()
+            with pytest.raises(DroppedError):
+                await asking
+
+
+X200 = b"x" * 200
+BODIES = {
+    "with its length": b"Content-Length: 200\r\n\r\n" + X200,
+    "in a chunk": b"Transfer-Encoding: chunked\r\n\r\nc8\r\n" + X200 + b"\r\n0\r\n\r\n",
+    "in chunks": b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 200 + b"0\r\n\r\n",
+    "until the end": b"Connection: close\r\n\r\n" + X200,
+}
+
+
+@pytest.mark.parametrize("framing", BODIES)
+async def test_a_body_has_a_bound(framing: str) -> None:
+    answer = b"HTTP/1.1 200 OK\r\n" + BODIES[framing]
     async with serving(answer, answer) as server:
         async with HTTPClient(max_body=199) as client:
             with pytest.raises(UnusableBodyError, match="more than 199 bytes"):
                 await ask(client, server)
         async with HTTPClient(max_body=200) as client:
-            assert (await ask(client, server)).body == b"x" * 200
+            assert (await ask(client, server)).body == X200
+
+
+async def test_a_body_that_is_said_to_be_too_long_is_not_waited_for() -> None:
+    async with (
+        serving(b"HTTP/1.1 200 OK\r\nContent-Length: 200\r\n\r\n") as server,
+        HTTPClient(max_body=199) as client,
+    ):
+        with pytest.raises(UnusableBodyError):
+            await ask(client, server)
 
 
 async def test_silence_times_out_and_closes_the_connection(client: HTTPClient) -> None:
@@ -214,6 +291,49 @@ async def test_silence_times_out_and_closes_the_connection(client: HTTPClient) -
             await ask(client, server, timeout_s=0.05)
         async with asyncio.timeout(5):
             await server.closed.wait()
+
+
+async def test_the_time_to_connect_is_part_of_a_requests_time(
+    client: HTTPClient, put_clock_forward: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dial = http_client._dial
+
+    async def slow_dial(*args: Any) -> None:
+        await dial(*args)
+        put_clock_forward(20)
+
+    monkeypatch.setattr(http_client, "_dial", slow_dial)
+    async with serving(None) as server:
+        asking = asyncio.create_task(ask(client, server, timeout_s=1000))
+        async with asyncio.timeout(50):
+            await server.got_request.wait()
+        put_clock_forward(990)
+        async with asyncio.timeout(5):
+            with pytest.raises(TimeoutError):
+                await asking
+
+
+async def test_a_requests_timeout_does_not_end_the_next_one(
+    client: HTTPClient, put_clock_forward: Callable[[float], None]
+) -> None:
+    past = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.answer(peer.request())
+        question = peer.request()
+        assert past.wait(WAIT_S)
+        peer.answer(question)
+
+    with hostile(script) as server:
+        request = Request(server.url)
+        await client.send(request, b"first", timeout_s=1000)
+        second = asyncio.create_task(client.send(request, b"second"))
+        await asyncio.sleep(0)
+        put_clock_forward(1000)
+        asyncio.get_running_loop().call_later(0, past.set)  # after whatever else is due
+        async with asyncio.timeout(WAIT_S):
+            assert (await second).body == b"second"
+        assert server.connections == 1
 
 
 async def test_a_cancelled_request_closes_its_connection(client: HTTPClient) -> None:
@@ -368,6 +488,7 @@ SCENES: dict[str, Callable[..., Awaitable[None]]] = {
     "silence": test_silence_times_out_and_closes_the_connection,
     "cancelled": test_a_cancelled_request_closes_its_connection,
     "nobody": test_nobody_listens,
+    "reset": test_an_answer_that_a_reset_cut_is_none,
     **{name: functools.partial(test_answers_in_every_framing, name) for name in FRAMINGS},
     **{name: functools.partial(test_a_broken_answer_is_none, name) for name in BROKEN},
 }

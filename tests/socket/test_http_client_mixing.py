@@ -159,6 +159,58 @@ def test_a_server_that_sent_too_much_gets_a_connection_for_each_request(
 
 
 @loops
+def test_a_server_that_sent_too_much_loses_its_other_connections(loop: Any) -> None:
+    asked = threading.Barrier(2)
+    answered, closed = threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        body = peer.request()
+        asked.wait(WAIT_S)
+        peer.answer(body)
+        if body == b"mixed up":
+            assert answered.wait(WAIT_S)
+            peer.say(STALE)
+        else:
+            with pytest.raises(ConnectionError):
+                peer.request()
+            closed.set()
+
+    async def scene() -> None:
+        async with HTTPClient() as client:
+            request = Request(server.url)
+            await asyncio.gather(*(client.send(request, body) for body in (b"mixed up", b"other")))
+            answered.set()
+            assert await asyncio.to_thread(closed.wait, WAIT_S)
+
+    with hostile(script) as server:
+        play(loop, scene)
+
+
+@loops
+def test_the_rest_of_a_request_that_was_answered_early_is_not_sent_before_the_next(loop: Any) -> None:
+    """The server takes it for another request."""
+    answered = threading.Event()
+
+    def script(peer: Peer) -> None:
+        if peer.number == 0:
+            peer.connection.recv(1)
+            peer.answer(b"early")
+            assert answered.wait(WAIT_S)
+        peer.answer(b"%d" % len(peer.request()))
+
+    async def scene() -> None:
+        async with HTTPClient() as client:
+            request = Request(server.url)
+            assert (await client.send(request, b"x" * 20_000_000)).body == b"early"
+            answered.set()
+            assert (await client.send(request, b"question")).body == b"8"
+
+    with hostile(script) as server:
+        play(loop, scene)
+        assert server.connections == 2
+
+
+@loops
 def test_a_timeout_of_an_idle_connection_costs_no_trust(loop: Any) -> None:
     """A load balancer says 408 before it closes; the next connection is used again as any other."""
     answered = threading.Event()
