@@ -207,6 +207,12 @@ async def test_a_connection_may_take_its_time_once_it_has_the_token(
             await lease.peer.call("status")
 
 
+async def test_a_silent_caller_is_dropped(stack: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_server, "HANDSHAKE_S", 0.2)
+    async with serving(stack.config) as (server, _), stranger(server) as peer, asyncio.timeout(30):
+        await peer.lost.wait()
+
+
 async def test_a_first_frame_that_is_too_long_is_not_waited_for(stack: Served) -> None:
     """It would be kept in memory for as long as a handshake may take."""
     async with serving(stack.config) as (server, _), asyncio.timeout(network.HANDSHAKE_S / 2):
