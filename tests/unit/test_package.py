@@ -122,6 +122,12 @@ def test_nothing_names_a_home_directory_or_an_index() -> None:
         assert "--index-url" not in text, name
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Pytest imports them by it, and collects one of them alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted({*names})
+
+
 def test_no_file_holds_a_conflict_that_git_marked() -> None:
     marked = [name for name in tracked() if re.search(rb"(?m)^(<{7}|>{7})( |$)", (ROOT / name).read_bytes())]
     assert marked == []
