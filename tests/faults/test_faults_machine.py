@@ -34,7 +34,7 @@ async def main():
             rollout = await stack.run(ROW, policy=policy)
             done += 1
             if rollout.reward != 1.0:
-                say("failed", rollout.error)
+                say("failed", rollout.error and rollout.error.kind)
                 break
             if done % 20 == 0:
                 say("rollouts", done)
