@@ -59,7 +59,11 @@ def _failure(url: str) -> str | None:
     try:
         return failures.get(timeout=TIMEOUT_S)
     except Empty:
-        return f"nothing within {TIMEOUT_S:g} s"
+        return _silence()
+
+
+def _silence() -> str:
+    return f"nothing within {TIMEOUT_S:g} s"
 
 
 async def _ask(url: str, failures: SimpleQueue[str | None]) -> None:
@@ -72,6 +76,8 @@ async def _ask(url: str, failures: SimpleQueue[str | None]) -> None:
     except UnreachableError as error:
         if error.retryable:  # an unknown certificate is an answer: the hub's client decides what to trust
             failure = str(error)
-    except (HTTPFailure, TimeoutError, ValueError) as error:
+    except TimeoutError:
+        failure = _silence()
+    except (HTTPFailure, ValueError) as error:
         failure = str(error) or type(error).__name__
     failures.put(failure)
