@@ -36,30 +36,27 @@ def spec_of(context: click.Context, log: Log) -> RunSpec:
     )
 
 
-def missing_in_line(context: click.Context, log: Log, *, files: bool) -> None:
-    """Raise as `refuse_missing` for a command line of `gymgate run` that runs elsewhere, with other variables and endpoints."""
-    file, names, data = _named(context)
-    environments = environment_configs(context, names or table(file, "stack").get("environments") or ())
-    parse_judges(context.params["judges"], ())  # the variables of keys are those of the other machine
-    refuse_missing(environments, data or "example", catalog_of(context, file, log), files=files)
+def checked_line(context: click.Context, log: Log, *, files: bool, count: bool) -> int | None:
+    """Raise as `refuse_missing` for a command line of `gymgate run` that runs elsewhere, with other variables and endpoints.
 
-
-def most_rollouts(context: click.Context, log: Log) -> int | None:
-    """Return how many rollouts a command line of `gymgate run` plans at most, for one that `missing_in_line` passed.
-
-    `None` if its rows cannot be counted here: they are elsewhere, or come later.
+    Returns, with `count`, how many rollouts it plans at most; `None` if its rows cannot be counted here: they are elsewhere,
+    or come later.
     """
     file, names, data = _named(context)
     environments = environment_configs(context, names or table(file, "stack").get("environments") or ())
+    parse_judges(context.params["judges"], ())  # the variables of keys are those of the other machine
     catalog = catalog_of(context, file, log)
+    refuse_missing(environments, data or "example", catalog, files=files)
+    if not (count and files):
+        return None
     fields = {**file, **option_fields(context)[RunSpec]}
     numbers = {name: fields[name] for name in ("rows", "repeats", "seeds") if name in fields}
     spec = RunSpec.model_validate({**numbers, "stack": {"environments": environments or ("of rows",)}})
     rows = 0
-    for count in count_rows(environments, data or "example", catalog):
-        if (known := spec.rows if count is None else min(count, spec.rows or count)) is None:
+    for known in count_rows(environments, data or "example", catalog):
+        if (most := spec.rows if known is None else min(known, spec.rows or known)) is None:
             return None
-        rows += known
+        rows += most
     return rows * spec.repeats * len(spec.seeds or (None,))
 
 

@@ -104,11 +104,10 @@ def _checked(arguments: tuple[str, ...], *, shards: int | None, files: bool) -> 
 
     Without `files`, the rows may come from a job that the array waits for.
     """
-    from gymgate.cli.run_spec import missing_in_line, most_rollouts
+    from gymgate.cli.run_spec import checked_line
 
     with _parsed("run", [*arguments, "-o", "x"]) as context:
-        missing_in_line(context, log, files=files)
-        rollouts = most_rollouts(context, log) if shards is not None and files else None
+        rollouts = checked_line(context, log, files=files, count=shards is not None)
     if shards is not None and rollouts is not None and shards > rollouts:
         raise ConfigError(
             f"--shards {shards}: more shards than rollouts, so some would be empty; give at most {rollouts}"
