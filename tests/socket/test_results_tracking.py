@@ -89,7 +89,7 @@ async def track(library: str, log: list[str], output: Path | None = None) -> Run
                 run.progress.count(each)
             else:
                 run.progress.count_failure(each, final=True)
-            await tracked.add(each)
+            tracked.add(each)
     return tracked
 
 
@@ -148,13 +148,13 @@ async def test_a_library_that_has_failed_is_signalled_no_more(
     failing = asyncio.Event()
     run.log = lambda _: failing.set()
     async with asyncio.timeout(30), RunTracking("wandb", run) as tracked:
-        await tracked.add(rollout(0))
+        tracked.add(rollout(0))
         await failing.wait()
         assert tracked._process is not None
         await tracked._process.wait()
         signalled: list[int] = []
         monkeypatch.setattr(os, "killpg", lambda group, _: signalled.append(group))
-        await tracked.add(rollout(1))
+        tracked.add(rollout(1))
     assert signalled == []
 
 

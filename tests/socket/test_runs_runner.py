@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +230,61 @@ async def test_a_resume_gives_each_rollout_once_however_often_it_was_tried(tmp_p
     assert sorted(await given(again())) == [(n, "completed") for n in range(3)]
 
 
+async def let_others_run() -> None:
+    """Until all have gone as far as they can without this task; nothing of a made-up run waits for the machine."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("how", ["finished", "failed"])
+async def test_what_was_written_is_told_though_the_stack_is_lost_while_the_caller_is_slow(
+    how: str, tmp_path: Path
+) -> None:
+    """The caller takes one rollout, then none until another one's stack is lost; as many as may wait for it do."""
+    taken, lost, told = asyncio.Event(), asyncio.Event(), Counter[int]()
+
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        if planned.task == 3 and not lost.is_set():
+            await taken.wait()
+            await let_others_run()
+            lost.set()
+            raise StackLostError("the daemon is gone")
+        return completed(planned) if how == "finished" else failed("policy", retryable=False)
+
+    made = made_up_run(plan_of(9), run_one, output=tmp_path, pace=Pace(concurrency=2))
+    async with aclosing(rollouts_of(made)) as rollouts:
+        async for rollout in rollouts:
+            told[rollout.task] += 1
+            taken.set()
+            await lost.wait()
+    stored = lines(tmp_path / (ROLLOUTS if how == "finished" else FAILURES))
+    assert told == Counter(value["task"] for value in stored) == Counter(range(9))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_caller_that_leaves_results_behind_may_go(kept: bool, tmp_path: Path) -> None:
+    """Even if rollouts that are cancelled say that their stack is lost, which would start it again."""
+    waiting, ends = asyncio.Event(), Counter[str]()
+
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        if planned.task < 3:
+            return completed(planned)
+        try:
+            waiting.set()
+            await asyncio.Event().wait()
+        finally:
+            ends["all"] += 1
+            raise StackLostError("the daemon is gone")
+
+    made = made_up_run(plan_of(9), run_one, output=tmp_path if kept else None, pace=Pace(concurrency=2))
+    async with asyncio.timeout(20), aclosing(rollouts_of(made)) as rollouts:
+        await anext(rollouts)
+        await waiting.wait()
+        await let_others_run()
+    assert 1 <= ends["all"] <= 2
+    assert not made.in_flight
+
+
 async def test_rollouts_that_are_not_planned_any_more_complete_no_run(tmp_path: Path) -> None:
     """As many are there as are planned, of other rows."""
 
@@ -289,7 +344,7 @@ async def test_a_caller_gets_each_rollout_once(tmp_path: Path) -> None:
         attempts[planned.task] += 1
         return failed() if planned.task == 0 or attempts[1] < 3 else completed(planned)
 
-    async def see(rollout: CollectedRollout) -> None:
+    def see(rollout: CollectedRollout) -> None:
         given.append((rollout.task, rollout.status, rollout.attempt))
 
     plan = plan_of(2)

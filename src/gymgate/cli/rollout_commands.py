@@ -157,11 +157,11 @@ def conduct(
     """
     tracking = RunTracking(log_to, run) if log_to else None
 
-    async def see(rollout: CollectedRollout) -> None:
+    def see(rollout: CollectedRollout) -> None:
         if show_rollout is not None:
             show_rollout(rollout)
         if tracking is not None:
-            await tracking.add(rollout)
+            tracking.add(rollout)
 
     async def work() -> None:
         async with tracking or contextlib.nullcontext():
@@ -237,9 +237,7 @@ def _drained_before_the_run(log: Log) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-async def _run_drainably(
-    run: Collection, show: Show, on_rollout: OnRollout | None, budget: float | None
-) -> None:
+async def _run_drainably(run: Collection, show: Show, on_rollout: OnRollout, budget: float | None) -> None:
     """Drain the run at SIGUSR1 and at the end of the budget, in seconds."""
 
     def drain(why: str) -> None:

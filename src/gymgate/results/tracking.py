@@ -201,7 +201,7 @@ class RunTracking(Tracking):
             await self.start()
         await self.close({**log_message(self._progress), "end": "completed" if kind is None else "failed"})
 
-    async def add(self, rollout: CollectedRollout) -> None:
+    def add(self, rollout: CollectedRollout) -> None:
         """Log soon how the run goes: a rollout finished or failed permanently."""
         self._changed.set()
 

@@ -35,13 +35,17 @@ REPLICA_SAMPLE_S = 5.0
 """Seconds between two looks at the policy's replicas."""
 STATUS_S = 5.0
 """Seconds that the stack has to answer what it waits for."""
-OnRollout = Callable[[CollectedRollout], Awaitable[None]]
+OnRollout = Callable[[CollectedRollout], None]
 OnChange = Callable[[RunProgress], None]
 Log = Callable[[str], None]
 
 
 def ignore(_: object) -> None:
     """Do nothing: the default of callbacks."""
+
+
+async def wait_for_nothing() -> None:
+    """Return at once: the default of `before_rollout`."""
 
 
 @dataclass
@@ -71,7 +75,8 @@ class Collection:
     """Settings of the stack, as far as they are known before it reports its own."""
     _kept: RunDirectory | None = field(default=None, init=False)
     """The directory while it is open."""
-    _on_rollout: OnRollout | None = field(default=None, init=False)
+    _on_rollout: OnRollout = field(default=ignore, init=False)
+    _before_rollout: Callable[[], Awaitable[object]] = field(default=wait_for_nothing, init=False)
     _on_change: OnChange = field(default=ignore, init=False)
     _draining: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -110,7 +115,8 @@ class Collection:
     async def run(
         self,
         *,
-        on_rollout: OnRollout | None = None,
+        on_rollout: OnRollout = ignore,
+        before_rollout: Callable[[], Awaitable[object]] = wait_for_nothing,
         on_change: OnChange = ignore,
         on_ready: OnChange = ignore,
         on_open: Callable[[], Awaitable[None]] | None = None,
@@ -119,10 +125,11 @@ class Collection:
 
         Raises what keeps it from starting or ends it early (the disk is full, the stack is lost, everything fails), after
         cancelling the rest; what had finished stays. `on_rollout` gets each rollout that finished or failed permanently,
-        after it was written. `on_open` is called when the directory is this process's and its settings
-        are the same, before anything starts; `on_ready` when the stack is up.
+        as soon as it was written. `before_rollout` is awaited before each rollout starts: there a slow caller holds the run
+        up. `on_open` is called when the directory is this process's and its settings are the same, before anything starts;
+        `on_ready` when the stack is up.
         """
-        self._on_rollout, self._on_change = on_rollout, on_change
+        self._on_rollout, self._before_rollout, self._on_change = on_rollout, before_rollout, on_change
         for error in self.plan.invalid:
             self.log(f"left out: {error}")
         for warning in self.plan.warnings:
@@ -218,7 +225,10 @@ class Collection:
                 workers.create_task(self._work(stack, planned, policy_wait))
 
     async def _work(self, stack: Stack, planned: Iterator[PlannedRollout], policy_wait: PolicyWait) -> None:
-        while not self.draining and (next_one := next(planned, None)) is not None:
+        while True:
+            await self._before_rollout()
+            if self.draining or (next_one := next(planned, None)) is None:
+                return
             self.in_flight[next_one.identity] = time.monotonic(), next_one
             try:
                 await self._settle(stack, next_one, policy_wait)
@@ -233,10 +243,10 @@ class Collection:
         while True:
             rollout = await self._attempt(stack, planned)
             if rollout.error is None:
-                return await self._finish(collected(planned, rollout, failures.total()))
+                return self._finish(collected(planned, rollout, failures.total()))
             failures[rollout.error.kind] += 1
             again = may_retry(rollout, failures, self.pace.budgets)
-            await self._fail(collected(planned, rollout, failures.total()), final=not again)
+            self._fail(collected(planned, rollout, failures.total()), final=not again)
             if not again or await set_before_end(
                 self._draining, _pause(rollout.error, failures.total(), policy_wait)
             ):
@@ -268,34 +278,35 @@ class Collection:
             task_index=planned.row.line - 1,
         )
 
-    async def _finish(self, rollout: CollectedRollout) -> None:
-        # The disk first: a rollout that the caller was given is never run again.
+    # No await from the write to the caller: a lost stack would cancel it there, and the rollout, which is not run again,
+    # would never be told. The disk first: a rollout that the caller was given is never run again.
+
+    def _finish(self, rollout: CollectedRollout) -> None:
         if self._kept is not None:
             self._kept.add(rollout)
             if not self.pace.fsync_s:
                 self._kept.rollouts.sync()
         self.progress.count(rollout)
-        await self._tell(rollout)
+        self._tell(rollout)
 
-    async def _fail(self, rollout: CollectedRollout, *, final: bool) -> None:
+    def _fail(self, rollout: CollectedRollout, *, final: bool) -> None:
         if self._kept is not None:
             self._kept.add_failure(rollout, final=final)
         self.progress.count_failure(rollout, final=final)
         if final:
-            await self._tell(rollout)
+            self._tell(rollout)
         else:
             self._on_change(self.progress)
         limit = self.pace.most_failures_in_a_row
         if limit and self.progress.failed_in_a_row >= limit:
             raise _everything_fails(rollout, limit, kept=self._kept is not None)
 
-    async def _tell(self, rollout: CollectedRollout) -> None:
+    def _tell(self, rollout: CollectedRollout) -> None:
         """Tell of a rollout that finished or failed permanently."""
         self._on_change(self.progress)
         if self.tracer is not None:
             self.tracer.record(rollout, models=models_of(self.policy, dict(self.stack.models)))
-        if self._on_rollout is not None:
-            await self._on_rollout(rollout)
+        self._on_rollout(rollout)
 
     async def _sync_regularly(self, directory: RunDirectory) -> None:
         while True:

@@ -159,9 +159,16 @@ async def rollouts_of(
 ) -> AsyncGenerator[CollectedRollout, None]:
     """Run it and yield its rollouts, those of earlier runs in its directory first.
 
-    A slow consumer holds the run up: at most `concurrency` results wait for it.
+    A slow consumer holds the run up: while `concurrency` results wait for it, no rollout starts.
     """
-    queue: asyncio.Queue[CollectedRollout | None] = asyncio.Queue(maxsize=run.pace.concurrency)
+    queue: asyncio.Queue[CollectedRollout | None] = asyncio.Queue()
+    room = asyncio.Event()
+    room.set()
+
+    def tell(rollout: CollectedRollout) -> None:
+        queue.put_nowait(rollout)
+        if queue.qsize() >= run.pace.concurrency:
+            room.clear()
 
     async def put_finished() -> None:
         if not include_finished or run.directory is None:
@@ -170,28 +177,29 @@ async def rollouts_of(
         runs = Runs([run.directory], first_of_overlap=True)
         for attempt in runs.rollouts():
             if attempt.identity in planned and finished.add(attempt.identity):
-                await queue.put(attempt.rollout())
+                tell(attempt.rollout())
+                await room.wait()
         failed = {attempt.identity: attempt for attempt in runs.failed_attempts() if attempt.final}
         for attempt in [] if run.rerun_failed else failed.values():
             if attempt.identity in planned and attempt.identity not in finished:
-                await queue.put(attempt.rollout())
+                tell(attempt.rollout())
+                await room.wait()
 
     async def work() -> None:
         try:
-            await run.run(on_rollout=queue.put, on_open=put_finished)
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            await queue.put(None)
-            raise
-        await queue.put(None)
+            await run.run(on_rollout=tell, before_rollout=room.wait, on_open=put_finished)
+        finally:
+            queue.put_nowait(None)
 
     task = asyncio.create_task(work())
     try:
         while (rollout := await queue.get()) is not None:
+            if queue.qsize() < run.pace.concurrency:
+                room.set()
             yield rollout
         await task
     finally:
+        run.drain()  # a stack that is lost while the run is cancelled is not started again
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
