@@ -25,8 +25,8 @@ from gymgate.quality.record.findings import (
     proofs,
     suspicions,
 )
-from gymgate.quality.record.schema import ANSWERS, CASES, PROBE_TEXTS, Section
 from gymgate.quality.record.storage import shipped_records
+from gymgate.quality.sections import ANSWERS, CASES, PROBE_TEXTS, Section
 
 PROMPTS = Path(__file__).parent / "prompts.json"
 SOURCE = "https://github.com/NVIDIA-NeMo/Gym/tree/v{version}/{kind}/{name}"

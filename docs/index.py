@@ -22,8 +22,8 @@ import gymgate
 from gymgate.core.config import Config
 from gymgate.quality import CheckResult, Verdict
 from gymgate.quality.record.findings import FindingKind, findings, suspicions
-from gymgate.quality.record.schema import OracleReason, ProbeName
 from gymgate.quality.record.storage import shipped_records
+from gymgate.quality.sections import OracleReason, ProbeName
 
 LABS = ("benchmarks.html#", "test-matrix.html#", "agreement.html#")
 """Headings of the pages on what was measured and tried."""

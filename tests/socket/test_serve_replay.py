@@ -17,8 +17,7 @@ import openai
 import pytest
 
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.gateway.replay.server import serve_replay
-from gymgate.runs.replay_server import ReplayServer
+from gymgate.runs.replay_server import ReplayServer, serve_replay
 
 QUESTION = "what is the weather?"
 CALL = {

@@ -18,8 +18,8 @@ from gymgate.core.errors import ConfigError
 from gymgate.quality import CheckRequest, CheckResult, RowResult
 from gymgate.quality.model import SectionName
 from gymgate.quality.record.measure import MEASUREMENTS
-from gymgate.quality.record.schema import Cost, Oracle, Shape
 from gymgate.quality.record.storage import load_record, record_path, shipped_record
+from gymgate.quality.sections import Cost, Oracle, Shape
 from support.json_output import read_output
 
 

@@ -19,7 +19,7 @@ from gymgate.quality.model import Thresholds
 from gymgate.quality.record import deterministic, measure, trials
 from gymgate.quality.record.context import Unmeasured
 from gymgate.quality.record.findings import unmet_thresholds
-from gymgate.quality.record.schema import ANSWERS
+from gymgate.quality.sections import ANSWERS
 from gymgate.rollouts import ModelCall, Rollout
 from gymgate.rollouts.result import failed_rollout
 from support.checks import PARIS

@@ -13,7 +13,7 @@ from gymgate.quality import CheckResult
 from gymgate.quality.model import Thresholds
 from gymgate.quality.record.findings import findings, unmet_thresholds
 from gymgate.quality.record.row_quality import NO_TASK, SHOWN, measure, split_of
-from gymgate.quality.record.schema import Data
+from gymgate.quality.sections import Data
 
 
 def row(prompt: str, **fields: Any) -> dict[str, Any]:

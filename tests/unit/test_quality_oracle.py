@@ -20,8 +20,8 @@ from gymgate.quality.record.phrasings import (
     policy_of,
     texts_of,
 )
-from gymgate.quality.record.schema import Oracle, Probes
 from gymgate.quality.record.trials import measure, measure_right_answers
+from gymgate.quality.sections import Oracle, Probes
 from gymgate.rollouts.answers import answer_of, calls_in, oracle_rollout
 from support.graders import Scored, row, texts
 

@@ -13,7 +13,7 @@ from gymgate.quality.model import Thresholds
 from gymgate.quality.record import findings as findings_module
 from gymgate.quality.record import probes, trials
 from gymgate.quality.record.findings import Proof, findings, problems, suspicions, unmet_thresholds
-from gymgate.quality.record.schema import OF_ORACLE, PROBE_TEXTS, WITHOUT_ANSWER, ProbeName
+from gymgate.quality.sections import OF_ORACLE, PROBE_TEXTS, WITHOUT_ANSWER, ProbeName
 from support.graders import CLEAN, LETTERS, PLANTED, TOWNS, Grader, Row, Scored, honest, row
 
 

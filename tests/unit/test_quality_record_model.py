@@ -27,9 +27,9 @@ from gymgate.quality.record.context import (
     constant_policy,
 )
 from gymgate.quality.record.findings import problems, unmet_thresholds
-from gymgate.quality.record.schema import NO_REWARD
 from gymgate.quality.record.scoring import Scorer
 from gymgate.quality.record.shape import distribution
+from gymgate.quality.sections import NO_REWARD
 from gymgate.rollouts import ModelCall, Rollout
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from gymgate.core.errors import ErrorKind
 from gymgate.rollouts import ModelCall, Rollout, RolloutError, outcome_of
-from gymgate.rollouts.outcome import has_policy_call
+from gymgate.rollouts.record import has_policy_call
 
 DOCS = Path(__file__).parents[2] / "docs" / "outcomes.md"
 HEAD = "| rollout | scored | in means | trained on | retried | reason |"

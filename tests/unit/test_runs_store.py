@@ -22,7 +22,8 @@ from gymgate.core.errors import ConfigError, DataError
 from gymgate.gateway.dialects import usage_of
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
-from gymgate.rollouts.result import LARGEST, measurement_fields
+from gymgate.rollouts.outcome import LARGEST
+from gymgate.rollouts.result import measurement_fields
 from gymgate.rollouts.row import make_row
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.layout import read_run, run_directories

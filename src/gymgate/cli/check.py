@@ -54,7 +54,7 @@ from gymgate.quality.model import (
     SectionName,
     Thresholds,
 )
-from gymgate.quality.record.schema import OF_ORACLE, WITHOUT_ANSWER, ProbeName
+from gymgate.quality.sections import OF_ORACLE, WITHOUT_ANSWER, ProbeName
 from gymgate.runs.policies import ask_judges, endpoint_with_model
 
 _SHOWN_ROWS = 5

@@ -24,10 +24,10 @@ from gymgate.quality.model import CheckRequest, CheckResult, Diagnosis
 from gymgate.quality.record import row_quality
 from gymgate.quality.record.context import MeasurementContext
 from gymgate.quality.record.measure import measure_all
-from gymgate.quality.record.schema import NOT_HERE, Oracle
 from gymgate.quality.recorded_models import RecordedJudge, serve_judge
 from gymgate.quality.recordings import RecordedRow, config_for, packaged_rows, read_recordings, with_own_data
 from gymgate.quality.replay import Replayer, ServerLogs
+from gymgate.quality.sections import NOT_HERE, Oracle
 from gymgate.quality.verdict import summarize
 from gymgate.stack import acquire
 

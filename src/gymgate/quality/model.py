@@ -17,7 +17,7 @@ from gymgate.core import codec
 from gymgate.core.config import Config, EnvironmentConfig, HTTPEndpoint, RolloutLimits
 from gymgate.core.errors import ErrorKind
 from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
-from gymgate.quality.record.schema import (
+from gymgate.quality.sections import (
     NOT_HERE,
     Cost,
     Data,

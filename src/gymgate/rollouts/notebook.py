@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gymgate.core.codec import clean_text
-from gymgate.rollouts.outcome import outcome_of
-from gymgate.rollouts.record import Rollout
-from gymgate.rollouts.transcript import Entry, cut, transcript
+from gymgate.rollouts.transcript import Entry, cut
 
 LONGEST_TEXT = 2000
 """Characters of a text that are shown."""
@@ -16,13 +14,11 @@ MOST_ENTRIES = 40
 """Entries of a conversation that are shown: the first half and the last half of them."""
 
 
-def rollout_html(rollout: Rollout) -> str:
-    """Return HTML in which every text is escaped; what is too long is cut, and says so."""
-    cells = {"environment": rollout.environment, "agent": rollout.agent, **_figures(rollout)}
-    parts = [html_table([*cells], [[*cells.values()]])]
-    if (error := rollout.error) is not None:
-        parts.append(f"<p>{html_text(f'{error.type}: {error.message}')}</p>")
-    entries = transcript(rollout.result)
+def conversation_html(heading: Mapping[str, str], error: str | None, entries: list[Entry]) -> str:
+    """Return a conversation below a table of one row and an error. All texts are escaped and cut."""
+    parts = [html_table([*heading], [[*heading.values()]])]
+    if error is not None:
+        parts.append(f"<p>{html_text(error)}</p>")
     if entries:
         said = "".join(_entries(entries))
         parts.append(f"<details><summary>Conversation, {len(entries)} entries</summary>{said}</details>")
@@ -40,24 +36,6 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def html_text(text: str) -> str:
     """Return a text without markup; what is too long is cut, and says so."""
     return html.escape(clean_text(cut(text, LONGEST_TEXT)))
-
-
-def rollout_line(rollout: Rollout) -> str:
-    """Return one short line, which stands for a rollout in lists."""
-    figures = ", ".join(f"{name} {value}" for name, value in _figures(rollout).items())
-    error = "" if rollout.error is None else f", {rollout.error.type}"
-    return f"<{type(rollout).__name__} {rollout.environment[:100]}: {figures}{error}>"
-
-
-def _figures(rollout: Rollout) -> dict[str, str]:
-    reward = outcome_of(rollout).reward
-    limit = "" if rollout.limit is None else f" ({rollout.limit})"
-    return {
-        "status": f"{rollout.status}{limit}",
-        "reward": "none" if reward is None else f"{reward:.4g}",
-        "calls": str(len(rollout.policy_calls)),
-        "seconds": f"{rollout.timing.total_s:.1f}",
-    }
 
 
 def _entries(entries: list[Entry]) -> Iterator[str]:

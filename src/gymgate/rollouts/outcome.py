@@ -6,20 +6,18 @@ The table is in docs/outcomes.md, where a test reads it. `breakdowns` finds the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
-
-from gymgate.core.config import POLICY
-from gymgate.rollouts.record import ModelCall, Rollout, RolloutError
-from gymgate.rollouts.result import number
+from typing import Any, Literal, Protocol
 
 Reason = Literal["completed", "truncated", "overflowed", "unscored", "masked", "failed"]
 """completed, truncated: scored; overflowed: scored, and truncated by the policy's context length; unscored: finished without a
 reward; masked: Gym says that the reward measures nothing; failed: there is no result, or the agent or a judge reports a
 breakdown."""
 
+LARGEST = 1e100
+"""A larger number counts as none: sums of squares, which an interval needs, would be infinite."""
 SCORES_WITHOUT_POLICY: Mapping[str, str] = MappingProxyType(
     {"remote_agent": "the service that it calls may ask its own model"}
 )
@@ -48,12 +46,25 @@ class Outcome:
         return self.reward if self.trained else None
 
 
-def outcome_of(rollout: Rollout | Mapping[str, Any], *, score_truncated: bool = False) -> Outcome:
+class EndedRollout(Protocol):
+    """The fields of a rollout's record that its outcome depends on."""
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def limit(self) -> str | None: ...
+    @property
+    def reward(self) -> float | None: ...
+    @property
+    def error(self) -> Any: ...
+
+
+def outcome_of(rollout: EndedRollout | Mapping[str, Any], *, score_truncated: bool = False) -> Outcome:
     """Return what a rollout counts for, given its record, or the dict of it on disk.
 
     `score_truncated` is the trainer's option: truncated rollouts are left out of training unless it is set.
     """
-    if isinstance(rollout, Rollout):
+    if not isinstance(rollout, Mapping):
         fields = ("status", "limit", "reward", "error")
         rollout = {name: getattr(rollout, name) for name in fields}
     error = rollout.get("error")
@@ -76,7 +87,7 @@ def _outcome(status: Any, limit: Any, reward: float | None, score_truncated: boo
     return Outcome(True, True, trained, False, reason, reward)
 
 
-def _may_help(error: RolloutError | Mapping[str, Any] | None) -> bool:
+def _may_help(error: Any) -> bool:
     """Whether another attempt may end differently: not if the policy refuses permanently, or the environment says so."""
     if error is None:
         return False
@@ -86,6 +97,8 @@ def _may_help(error: RolloutError | Mapping[str, Any] | None) -> bool:
     return described.get("kind") != "policy" or bool(described.get("retryable"))
 
 
-def has_policy_call(calls: Iterable[ModelCall]) -> bool:
-    """Whether one of the calls went to the policy, not to a judge."""
-    return any(call.model_server == POLICY for call in calls)
+def number(value: Any) -> float | None:
+    """Return a finite number, booleans included; `None` for anything else, also beyond `LARGEST`."""
+    if isinstance(value, bool | int | float) and abs(value) <= LARGEST:
+        return float(value)
+    return None

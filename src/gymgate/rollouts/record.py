@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from gymgate.core.config import POLICY, Dialect
 from gymgate.core.errors import ErrorKind, GymgateError, from_wire
 from gymgate.rollouts.history import read_requests
+from gymgate.rollouts.notebook import conversation_html
+from gymgate.rollouts.outcome import outcome_of
+from gymgate.rollouts.transcript import transcript
 
 RolloutStatus = Literal["completed", "truncated", "masked", "failed"]
 """completed: it came to its end; truncated: a limit ended it; masked: Gym says that its reward measures nothing;
@@ -165,13 +168,28 @@ class Rollout(Record):
         return [call for call in self.calls if call.model_server == POLICY]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from gymgate.rollouts.notebook import rollout_html
-
-        return rollout_html(self)
+        """Return what a notebook shows."""
+        heading = {"environment": self.environment, "agent": self.agent, **self._figures()}
+        error = None if self.error is None else f"{self.error.type}: {self.error.message}"
+        return conversation_html(heading, error, transcript(self.result))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython shows of it in a list; its `repr` has every byte of the result."""
-        from gymgate.rollouts.notebook import rollout_line
+        """Print the line that IPython shows of it in a list; its `repr` has every byte of the result."""
+        figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())
+        error = "" if self.error is None else f", {self.error.type}"
+        printer.text(f"<{type(self).__name__} {self.environment[:100]}: {figures}{error}>")
 
-        printer.text(rollout_line(self))
+    def _figures(self) -> dict[str, str]:
+        reward = outcome_of(self).reward
+        limit = "" if self.limit is None else f" ({self.limit})"
+        return {
+            "status": f"{self.status}{limit}",
+            "reward": "none" if reward is None else f"{reward:.4g}",
+            "calls": str(len(self.policy_calls)),
+            "seconds": f"{self.timing.total_s:.1f}",
+        }
+
+
+def has_policy_call(calls: Iterable[ModelCall]) -> bool:
+    """Whether one of the calls went to the policy, not to a judge."""
+    return any(call.model_server == POLICY for call in calls)

@@ -17,6 +17,7 @@ from gymgate.core.errors import (
     RolloutTimeoutError,
 )
 from gymgate.rollouts.breakdowns import breakdown, is_masked
+from gymgate.rollouts.outcome import number
 from gymgate.rollouts.record import Limit, Rollout, RolloutError, RolloutStatus
 
 TRAJECTORIES = ("ng_trajectory", "_ng_trajectory", "ng_agent_observations")
@@ -25,8 +26,6 @@ JUDGE_KINDS = frozenset({"judge_failed", "judge_unparseable"})
 """Gym's kinds of failures of a judge."""
 PARTS = ("reward_components", "verifier_rewards")
 PART_PREFIX = "reward_"
-LARGEST = 1e100
-"""A larger number counts as none: sums of squares, which an interval needs, would be infinite."""
 MAX_MESSAGE = 600
 _PASSED_ON = re.compile(r"Hit an exception in \S+ calling an inner server: (b'.*'|b\".*\")", re.DOTALL)
 
@@ -109,13 +108,6 @@ def without_trajectories(result: dict[str, Any]) -> None:
     for part in (result, response if isinstance(response, dict) else {}):
         for name in TRAJECTORIES:
             part.pop(name, None)
-
-
-def number(value: Any) -> float | None:
-    """Return a finite number, booleans included; `None` for anything else, also beyond `LARGEST`."""
-    if isinstance(value, bool | int | float) and abs(value) <= LARGEST:
-        return float(value)
-    return None
 
 
 def reward_parts(result: Mapping[str, Any]) -> dict[str, float]:

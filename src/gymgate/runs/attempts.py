@@ -12,9 +12,8 @@ from pydantic import Field, PrivateAttr, ValidationError
 from gymgate.core.config import POLICY, validation_message
 from gymgate.core.errors import ErrorKind
 from gymgate.rollouts.answers import answer_of
-from gymgate.rollouts.outcome import Outcome, outcome_of
+from gymgate.rollouts.outcome import LARGEST, Outcome, number, outcome_of
 from gymgate.rollouts.record import RolloutStatus
-from gymgate.rollouts.result import LARGEST, number
 from gymgate.runs.costs import Seconds, Stored, StoredCall, Text, Tokens, Whole, tokens_of_calls
 from gymgate.runs.plan import Identity
 from gymgate.runs.record import CollectedRollout, line_error

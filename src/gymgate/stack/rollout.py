@@ -32,8 +32,7 @@ from gymgate.rollouts.episodes import (
     partial_fields,
     read_episode,
 )
-from gymgate.rollouts.outcome import has_policy_call
-from gymgate.rollouts.record import Limit
+from gymgate.rollouts.record import Limit, has_policy_call
 from gymgate.stack.agent_processes import AgentProcess
 from gymgate.stack.protocol import Reply
 from gymgate.stack.running_environment import RunningEnvironment, ServerSet

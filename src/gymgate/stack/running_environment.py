@@ -47,7 +47,8 @@ from gymgate.gym.runtime.command import Progress
 from gymgate.gym.runtime.containers import ROLLOUT
 from gymgate.gym.server_code import component_roots
 from gymgate.rollouts import ModelCall
-from gymgate.rollouts.outcome import SCORES_WITHOUT_POLICY, has_policy_call
+from gymgate.rollouts.outcome import SCORES_WITHOUT_POLICY
+from gymgate.rollouts.record import has_policy_call
 from gymgate.stack import children
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
 from gymgate.stack.children import Child

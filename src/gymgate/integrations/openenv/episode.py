@@ -21,7 +21,8 @@ from gymgate.core.errors import DataError, EnvironmentServerError, StackLostErro
 from gymgate.core.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.gateway.dialects.reading import new_id, objects
 from gymgate.rollouts import RolloutError, outcome_of
-from gymgate.rollouts.result import error_line, interpret_result, number
+from gymgate.rollouts.outcome import number
+from gymgate.rollouts.result import error_line, interpret_result
 
 MAX_STEPS = 10
 """Limit of a gymnasium episode whose agent's config sets none, as in `gymnasium_agent`."""

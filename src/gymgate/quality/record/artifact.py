@@ -9,7 +9,7 @@ from typing import Any
 from gymgate.gym.catalog import Environment
 from gymgate.quality.model import CheckResult, Thresholds
 from gymgate.quality.record.findings import SUSPICIONS, problems
-from gymgate.quality.record.schema import Section
+from gymgate.quality.sections import Section
 
 _TIMED = ("cost", "policy")
 """Sections that differ from run to run."""

@@ -18,11 +18,11 @@ from gymgate.gateway.replay.conversation import Item
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.gym.catalog import EnvConfig, Environment
 from gymgate.quality.model import CheckRequest, RowResult
-from gymgate.quality.record.schema import Oracle
 from gymgate.quality.recorded_models import RecordedJudge
 from gymgate.quality.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.quality.replay import Replayer
 from gymgate.quality.reward_trial import IGNORANT, cohort_size
+from gymgate.quality.sections import Oracle
 from gymgate.rollouts import Rollout, outcome_of
 from gymgate.stack import Stack
 from gymgate.stack.workers import workers_of

@@ -6,7 +6,7 @@ import time
 
 from gymgate.quality.model import same_reward
 from gymgate.quality.record.context import MeasurementContext, ReplayCase, Unmeasured, reward_of
-from gymgate.quality.record.schema import Changed, Deterministic
+from gymgate.quality.sections import Changed, Deterministic
 
 AT_ONCE = 8
 PASS_S = 40.0

@@ -20,8 +20,8 @@ from gymgate.quality.record.context import (
     message,
     respond,
 )
-from gymgate.quality.record.schema import CASES, Case, FailureCase, Failures, Outcome
 from gymgate.quality.reward_trial import IGNORANT
+from gymgate.quality.sections import CASES, Case, FailureCase, Failures, Outcome
 from gymgate.rollouts import Rollout, outcome_of
 
 ROLLOUTS = 3

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 from gymgate.core.config import Config
 from gymgate.quality.known import known
 from gymgate.quality.model import CheckResult, Thresholds
-from gymgate.quality.record.schema import ANSWERS, CASES, NO_REWARD, PROBE_TEXTS, Case, ProbeName, Probes
+from gymgate.quality.sections import ANSWERS, CASES, NO_REWARD, PROBE_TEXTS, Case, ProbeName, Probes
 
 CASE_TEXTS: dict[Case, str] = {
     "judge_down": "its judge does not answer",

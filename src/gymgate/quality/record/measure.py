@@ -19,7 +19,7 @@ from gymgate.quality.record import (
     trials,
 )
 from gymgate.quality.record.context import MeasurementContext, Unmeasured
-from gymgate.quality.record.schema import Section
+from gymgate.quality.sections import Section
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import asyncio
 import datetime
 
 from gymgate.quality.record.context import MeasurementContext, Unmeasured, reward_of
-from gymgate.quality.record.schema import PolicyRewards
 from gymgate.quality.recordings import RowData
+from gymgate.quality.sections import PolicyRewards
 from gymgate.rollouts import Rollout
 from gymgate.runs.statistics import clustered_error, mean
 

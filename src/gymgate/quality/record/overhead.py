@@ -14,7 +14,7 @@ from itertools import pairwise
 from gymgate.gym.inside.forkserver import descendants, proportional_bytes, stat
 from gymgate.quality.record.context import MeasurementContext, ReplayCase
 from gymgate.quality.record.deterministic import JUDGED
-from gymgate.quality.record.schema import Cost
+from gymgate.quality.sections import Cost
 from gymgate.rollouts import ModelCall, Rollout
 from gymgate.stack.hangs import ticks_of
 

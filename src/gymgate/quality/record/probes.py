@@ -23,9 +23,9 @@ from gymgate.quality.record.phrasings import (
     calling_policy,
     forms_of,
 )
-from gymgate.quality.record.schema import ProbeName
 from gymgate.quality.recordings import RowData
 from gymgate.quality.reward_trial import IGNORANT
+from gymgate.quality.sections import ProbeName
 from gymgate.rollouts.answers import DONE, Calls
 
 MADE_UP = "zqxv kwyj"

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from gymgate.core import codec
 from gymgate.gateway.replay.conversation import blocks_of, items_of
 from gymgate.gym.catalog import DataFile, Dataset, Environment
-from gymgate.quality.record.schema import Data
 from gymgate.quality.recordings import RowData, is_derived
+from gymgate.quality.sections import Data
 from gymgate.rollouts.answers import answer_of
 from gymgate.rollouts.row import row_key
 from gymgate.rollouts.row_fields import lacking_params

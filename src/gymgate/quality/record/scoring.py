@@ -15,7 +15,7 @@ from gymgate.quality.record.context import (
     ReplayCase,
     reward_of,
 )
-from gymgate.quality.record.schema import NO_REWARD
+from gymgate.quality.sections import NO_REWARD
 from gymgate.rollouts import Rollout
 
 AT_ONCE = 8

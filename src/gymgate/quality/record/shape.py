@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gymgate.quality.record.context import MeasurementContext
-from gymgate.quality.record.schema import Shape
+from gymgate.quality.sections import Shape
 
 DIFFERENT = 10
 """Rewards that are counted each; more are counted in as many equal ranges."""

@@ -15,7 +15,10 @@ from gymgate.quality.model import same_reward
 from gymgate.quality.record.context import MeasurementContext, ReplayCase, Unmeasured, constant_policy
 from gymgate.quality.record.phrasings import PHRASINGS, Phrasing, policy_of, texts_of
 from gymgate.quality.record.probes import PROBES, Probe, Said, Subject, prompt_of, wrong_answers
-from gymgate.quality.record.schema import (
+from gymgate.quality.record.scoring import Scorer
+from gymgate.quality.recordings import RecordedRow, RowData
+from gymgate.quality.reward_trial import cohort_size
+from gymgate.quality.sections import (
     PROBE_TEXTS,
     FlaggedRow,
     Oracle,
@@ -25,9 +28,6 @@ from gymgate.quality.record.schema import (
     ProbeRewards,
     Probes,
 )
-from gymgate.quality.record.scoring import Scorer
-from gymgate.quality.recordings import RecordedRow, RowData
-from gymgate.quality.reward_trial import cohort_size
 from gymgate.rollouts.answers import NESTED_FIELDS, answer_of
 
 ROWS = 10
