@@ -156,24 +156,6 @@ def test_metrics_have_names_that_skyrl_averages() -> None:
     assert {f"nemo_gym/mean/{name}" for name in rollout_metrics(sampled(ONE))} <= made.keys()
 
 
-@pytest.mark.parametrize("groups", [1, 3])
-def test_the_mean_over_several_outputs_is_that_of_all_rollouts(groups: int) -> None:
-    """SkyRL's asynchronous trainer gets an output for each group, of which unequally many rollouts may count."""
-    outputs = [
-        [sampled(ONE, reward=1.0), *[sampled(**FAILED)] * 7],
-        *[[sampled(ONE, reward=0.0)] * 8] * (groups - 1),
-    ]
-    logged = [pickle.loads(pickle.dumps(log_entries(rollouts))) for rollouts in outputs]
-
-    def as_skyrl(name: str) -> float:
-        values = [entries[f"nemo_gym/mean/{name}"] for entries in logged]
-        return sum(values) / len(values)
-
-    assert as_skyrl("reward") == as_skyrl("a/reward") == pytest.approx(1 / (1 + 8 * (groups - 1)))
-    assert as_skyrl("failed") == pytest.approx(7 / (8 * groups))
-    assert json.loads(json.dumps(as_skyrl("turns"))) == pytest.approx((1 + 8 * (groups - 1)) / (8 * groups))
-
-
 def test_sampling_parameters_are_those_that_change_ids(caplog: pytest.LogCaptureFixture) -> None:
     """As SkyRL's `get_vllm_sampling_params` makes them."""
     given = {

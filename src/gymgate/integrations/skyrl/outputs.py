@@ -17,8 +17,8 @@ from gymgate.integrations.training.rollouts import (
     filled_logprobs,
     filler_segment,
     masked,
+    mean_metrics,
     rollout_metrics,
-    values_by_metric,
 )
 from gymgate.integrations.training.spec import weighted_reward
 from gymgate.rollouts import Segment, outcome_of
@@ -135,40 +135,8 @@ def _logprobs(segment: Segment) -> list[float]:
 def log_entries(rollouts: Sequence[SampledRollout]) -> dict[str, float]:
     """Return means over all rollouts, as `nemo_gym/mean/NAME` and `nemo_gym/mean/ENVIRONMENT/NAME`.
 
-    SkyRL adds up the numbers of several outputs, and divides those with `mean` in their names by the number of outputs.
+    SkyRL puts several outputs together by the mean of each number that has `mean` in its name; it adds up other numbers.
     """
     metrics = [rollout_metrics(sampled) for sampled in rollouts]
-    gathered = values_by_metric(metrics, [sampled.rollout.environment for sampled in rollouts])
-    return {f"nemo_gym/mean/{name}": _Mean.of(values) for name, values in gathered.items()}
-
-
-class _Mean(float):
-    """A mean that knows how many values it is of.
-
-    `sum(means) / len(means)`, as SkyRL computes it, is the mean of all their values, and not of means of unequally many.
-    Otherwise it is a float like any other.
-    """
-
-    count = 1
-    parts = 1
-    """Means that were added up to this one."""
-
-    @classmethod
-    def of(cls, values: Sequence[float], parts: int = 1) -> _Mean:
-        mean = cls(sum(values) / len(values))
-        mean.count, mean.parts = len(values), parts
-        return mean
-
-    def __add__(self, other: float) -> float:
-        if not isinstance(other, _Mean):
-            return float(self) + other
-        count = self.count + other.count
-        mean = _Mean((self.count * float(self) + other.count * float(other)) / count)
-        mean.count, mean.parts = count, self.parts + other.parts
-        return mean
-
-    def __radd__(self, other: float) -> float:
-        return self if other == 0 else other + float(self)
-
-    def __truediv__(self, other: float) -> float:
-        return float(self) if other == self.parts > 1 else float(self) / other
+    means = mean_metrics(metrics, [sampled.rollout.environment for sampled in rollouts])
+    return {f"nemo_gym/mean/{name}": mean for name, mean in means.items()}
