@@ -97,9 +97,11 @@ class Catalog:
         `Environment.config(configs)` returns that config. Raises `ConfigError` for what there is not, for an unknown name
         before anything is installed.
         """
+        # The name is judged first: whatever follows reads the release's files, and so may install them.
         self.refuse_unknown(name)
         environment = self._environment(name)
         names = (configs,) if isinstance(configs, str) else tuple(configs or ())
+        # The environment's own configs come before files of that name; one of them alone is there already.
         paths = [self._config_file(environment, each) for each in names]
         if not names or (len(names) == 1 and any(config.path == paths[0] for config in environment.configs)):
             return environment
@@ -129,6 +131,7 @@ class Catalog:
     def look_up(self, name: str, configs: Sequence[str] = ()) -> Environment:
         """Return the environment as `find` does, to read about it. What ships with gymgate need not be installed."""
         self.refuse_unknown(name)
+        # A user's own environment may have the name of a packaged one, and an installed release tells what data is there.
         found = None if self._is_here or self._own_roots else self._in_scan(name)
         names = {config.name for config in found.configs} if found is not None else set()
         if found is not None and len(configs) <= 1 and {*configs} <= names:
@@ -180,6 +183,8 @@ class Catalog:
         `responses_api_agents/NAME`. Raises `ConfigError` with near names.
         """
         kinds, bare = _kinds_of(name)
+        # Packaged names come before paths: a directory `mcqa` in the working directory is `./mcqa`. Kinds come before roots:
+        # a resources server of the release before a user's own benchmark of that name.
         if bare and "/" not in bare and not bare.startswith("."):
             for kind in kinds:
                 for root in self.roots:
@@ -212,6 +217,7 @@ class Catalog:
 
     def _user_environment(self, name: str) -> Environment:
         path = Path(name).expanduser()
+        # The working directory comes first, as for any command's paths; then what NeMo Gym itself would search.
         candidates = (base / path for base in (Path.cwd(), *self.roots))
         found = next((candidate for candidate in candidates if candidate.exists()), None)
         looks_like_path = os.sep in name or path.suffix in (".yaml", ".yml")
