@@ -232,14 +232,13 @@ def main(check: bool) -> int:
     made = [
         ("record.schema.json", json.dumps(CheckResult.model_json_schema(), indent=1) + "\n"),
         ("index.schema.json", index.schema()),
-        *environment_pages.pages(),
+        *environment_pages.overviews(),
     ]
     for name, text in made:
         path = Path(__file__).parent / name
         if not path.exists() or path.read_text() != text:
             stale.append(name)
             if not check:
-                path.parent.mkdir(exist_ok=True)
                 path.write_text(text)
     print(f"{'stale' if check else 'written'}: {', '.join(stale) or 'none'}")
     return int(check and bool(stale))

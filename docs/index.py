@@ -2,12 +2,14 @@
 
 python docs/index.py DIR    # writes DIR/index.json and DIR/badges/KIND/ENVIRONMENT.json; `./dev docs` does, into the site
 
-In the site's search.json, headings on what was measured and tried get their page's title and come last: "curriculum" should
-lead to the page that says how to use one, not to its benchmark.
+In the site's pages about all environments, a name becomes a link to the environment's page. In the site's search.json, headings
+on what was measured and tried get their page's title and come last: "curriculum" should lead to the page that says how to use
+one, not to its benchmark.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from environment_pages import described, environment_of, licences, reproducing
+from environment_pages import described, environment_of, known_as, licences, page_name, reproducing
 from pydantic import Field
 
 import gymgate
@@ -208,7 +210,7 @@ def indexed(record: CheckResult) -> IndexedEnvironment:
             )
             for each in findings(record)
         ),
-        page=record.page.replace(".md", ".html") if record.page else None,
+        page=page_address(record),
         badge=f"badges/{record.kind}/{record.environment}.json",
         gymgate=record.gymgate,
         date=record.date,
@@ -241,8 +243,23 @@ def lower(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*others, *labs]
 
 
+def link_names(page: str, records: Iterable[CheckResult]) -> str:
+    """The HTML of a page about all environments, in which each name leads to the environment's page."""
+    links = {
+        f"<code>{known_as(record)}</code>": f'<a href="{address}"><code>{known_as(record)}</code></a>'
+        for record in records
+        if (address := page_address(record))
+    }
+    return re.sub(r"<code>[^<]*</code>", lambda name: links.get(name[0], name[0]), page)
+
+
+def page_address(record: CheckResult) -> str | None:
+    return f"environments/{page_name(record)}.html" if record.measured else None
+
+
 def write(directory: Path) -> None:
-    index = make_index(shipped_records())
+    records = shipped_records()
+    index = make_index(records)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "index.json").write_bytes(
         orjson.dumps(index.model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE)
@@ -251,6 +268,9 @@ def write(directory: Path) -> None:
         path = directory / entry.badge
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(orjson.dumps(badge(entry).model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE))
+    for path in (directory / "findings.html", directory / "environments-status.html"):
+        if path.exists():
+            path.write_text(link_names(path.read_text(), records))
     path = directory / "search.json"
     if path.exists():
         search = orjson.loads(path.read_bytes())

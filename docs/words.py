@@ -1,8 +1,8 @@
 """Count phrases that plain English does without: `python docs/words.py` (`--show` lists where they are).
 
-Read are the README and the other files for contributors, the pages (but not the prompts that those of environments quote), the
-comments of `./dev`, and the strings in `src` that are no docstrings: help texts and messages. Docstrings of configs, errors,
-commands and public names are in the generated pages.
+Read are the README and the other files for contributors, the pages, the comments of `./dev`, and the strings that are no
+docstrings in `src`, help texts and messages, and in `docs/environment_pages.py`, which writes pages. Docstrings of configs,
+errors, commands and public names are in the generated pages.
 """
 
 from __future__ import annotations
@@ -75,12 +75,9 @@ def identifiers(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def lines_of(page: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a page, without what others wrote: quoted prompts, and what stored records say."""
-    quoted = False
+    """Numbered lines of a page, without what stored records say."""
     for number, line in enumerate(page.read_text().splitlines(), 1):
-        quoted ^= line.startswith("````")
-        recorded = page.name == "environments-status.md" and line.startswith("|")
-        if not quoted and not recorded:
+        if not (page.name == "environments-status.md" and line.startswith("|")):
             yield number, line
 
 
@@ -89,7 +86,6 @@ def texts(root: Path) -> Iterator[tuple[str, str]]:
     pages = [
         *root.glob("*.md"),
         *(root / "docs").glob("*.md"),
-        *(root / "docs").glob("environments/*.md"),
         *root.glob("environments/**/README.md"),
         *root.glob("examples/**/README.md"),
     ]
@@ -100,7 +96,9 @@ def texts(root: Path) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(script.read_text().splitlines(), 1):
             if comment := re.search(r"(?:^|\s)#\s(.*)", line):
                 yield f"dev:{number}", comment[1]
-    for path in sorted((root / "src" / "gymgate").rglob("*.py")):
+    for path in sorted(
+        [*(root / "src" / "gymgate").rglob("*.py"), *(root / "docs").glob("environment_pages.py")]
+    ):
         for number, text in messages(path):
             yield f"{path.relative_to(root)}:{number}", text
 

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from functools import cache
@@ -200,9 +201,14 @@ class Page(HTMLParser):
                 self.fetched.append(value)
 
 
+def python(program: Path, *arguments: Path) -> None:
+    subprocess.run([sys.executable, program, *arguments], check=True, capture_output=True, timeout=60)
+
+
 @pytest.mark.skipif(not GENERATOR.exists(), reason="needs the site's generator: `./dev docs` installs it")
 def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("environments"))
+    python(tmp_path / "docs" / "environment_pages.py")
     for name in ("mkdocs.yml", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
     repository = "https://example.org/x/y"
@@ -217,6 +223,7 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stdout + done.stderr
     site = tmp_path / "site"
+    python(tmp_path / "docs" / "index.py", site)
     pages = {path.resolve(): Page(path) for path in site.rglob("*.html")}
     wrong = []
     for path, page in pages.items():
@@ -248,3 +255,11 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
         each for each in found if re.match(r"(environments/|findings).*#", each)
     ] == []  # pages come first
     assert "faq.html" in found
+    environments = {path.name for path in (site / "environments").iterdir()}
+    assert len(environments) > 100
+    linked = {
+        name: {link for link in pages[site / name].links if link.startswith("environments/")}
+        for name in ("findings.html", "environments-status.html")
+    }
+    assert linked["environments-status.html"] == {f"environments/{name}" for name in environments}
+    assert len(linked["findings.html"]) > 20

@@ -15,11 +15,26 @@ import click
 import pytest
 
 from gymgate.cli import cli
+from gymgate.quality import CheckResult
 from gymgate.quality.record.findings import findings
 from gymgate.quality.record.storage import shipped_records
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs" / "environments").glob("*.md"))
+MEASURED = [record for record in shipped_records() if record.measured]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The text of each environment's page, by name."""
+    directory = tmp_path_factory.mktemp("pages")
+    program = "import environment_pages, pathlib, sys; environment_pages.write_environments(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(directory)]
+    subprocess.run(command, cwd=ROOT / "docs", check=True, timeout=60, capture_output=True)
+    return {path.stem: path.read_text() for path in directory.iterdir()}
+
+
+def known_as(record: CheckResult) -> str:
+    return record.environment if record.kind == "resources_servers" else f"{record.kind}/{record.environment}"
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +103,13 @@ def commands(text: str) -> Iterator[list[str]]:
         yield from (shlex.split(line) for line in block.splitlines())
 
 
-def test_the_commands_on_the_pages_and_in_the_index_are_real(site: Path) -> None:
-    found = [each for page in (*PAGES, ROOT / "docs" / "findings.md") for each in commands(page.read_text())]
+def test_the_commands_on_the_pages_and_in_the_index_are_real(site: Path, pages: dict[str, str]) -> None:
+    findings_page = (ROOT / "docs" / "findings.md").read_text()
+    found = [each for page in (*pages.values(), findings_page) for each in commands(page)]
     entries = json.loads((site / "index.json").read_text())["environments"]
     found += [shlex.split(each["command"]) for entry in entries for each in entry["findings"]]
-    assert len(found) > 3 * len(PAGES)
+    assert len(pages) == len(MEASURED) > 100
+    assert len(found) > 3 * len(pages)
     for program, name, *arguments in found:
         assert program == "gymgate"
         command = cli.get_command(click.Context(cli), name)
@@ -111,15 +128,36 @@ def test_findings_stand_once_by_kind_with_a_command(site: Path) -> None:
     lines = [line for line in text.splitlines() if re.match(r"\| (?!environment \||---)", line)]
     assert len(lines) == len(found) - len(proven) + len(graders)
     for record, proof, _ in proven:
-        assert any(f"({record.page})" in line and f"{proof.file}:{proof.line}" in line for line in lines)
+        assert any(f"`{known_as(record)}`" in line and f"{proof.file}:{proof.line}" in line for line in lines)
     for section in text.split("<h2 ")[1:]:
         assert len(list(commands(section))) >= 1, section.splitlines()[0]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_says_first_what_the_environment_is(page: Path) -> None:
+def test_names_on_the_pages_about_all_environments_lead_to_pages(tmp_path: Path) -> None:
+    """In the site only; what has no page and other code stay as they are."""
+    page = tmp_path / "findings.html"
+    page.write_text(
+        "<code>mcqa</code>, <code>environments/calendar</code>, <code>aviary</code> <code>--probe</code>"
+    )
+    subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "index.py"), str(tmp_path)],
+        check=True,
+        timeout=60,
+        capture_output=True,
+    )
+    assert "aviary" not in {record.environment for record in MEASURED}
+    assert page.read_text() == (
+        '<a href="environments/mcqa.html"><code>mcqa</code></a>, '
+        '<a href="environments/environments-calendar.html"><code>environments/calendar</code></a>, '
+        "<code>aviary</code> <code>--probe</code>"
+    )
+
+
+@pytest.mark.parametrize("record", MEASURED, ids=known_as)
+def test_a_page_says_first_what_the_environment_is(record: CheckResult, pages: dict[str, str]) -> None:
     """Then commands, an example, sizes, quality, and last the folded figures."""
-    text = re.sub(r"(^````text\n).*?(^````)", r"\1\2", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    page = pages[known_as(record).replace("/", "-")]
+    text = re.sub(r"(^````text\n).*?(^````)", r"\1\2", page, flags=re.DOTALL | re.MULTILINE)
     parts = [
         "| domain |",
         "| licence of its data |",
@@ -140,7 +178,9 @@ def test_a_page_says_first_what_the_environment_is(page: Path) -> None:
     assert re.findall(r"^- ", quality, re.MULTILINE) == ["- "] * len(
         re.findall(r"^- [✓⚠–] \S", quality, re.MULTILINE)
     )
-    assert len(list(commands(text))) == 3
+    assert [words[:3] for words in commands(text)] == [
+        ["gymgate", name, known_as(record)] for name in ("info", "run", "check")
+    ]
 
 
 def test_the_table_shows_first_what_a_reader_looks_for() -> None:

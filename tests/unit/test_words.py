@@ -20,10 +20,10 @@ def test_the_counts_stay_a_tenth_of_what_they_were() -> None:
 
 
 def test_pages_help_and_messages_are_counted_and_docstrings_are_not(tmp_path: Path) -> None:
-    (tmp_path / "docs" / "environments").mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("A place of its own.\n")
     (tmp_path / "docs" / "page.md").write_text("This\nis for good.\n")
-    (tmp_path / "docs" / "environments" / "e.md").write_text("````text\nBeside it.\n````\nName it with -x.\n")
+    (tmp_path / "docs" / "environment_pages.py").write_text('"""Beside it."""\nHEAD = \'Name it with -x.\'\n')
     (tmp_path / "dev").write_text("#!/bin/sh\necho whose  # the processor's\n")
     source = tmp_path / "src" / "gymgate" / "cli"
     source.mkdir(parents=True)
@@ -34,7 +34,7 @@ def test_pages_help_and_messages_are_counted_and_docstrings_are_not(tmp_path: Pa
     assert places == [
         "README.md:1",
         "src/gymgate/cli/run.py:4",
-        "docs/environments/e.md:4",
+        "docs/environment_pages.py:2",
         "docs/page.md:2",
         "src/gymgate/cli/run.py:3",
         "dev:2",

@@ -84,8 +84,6 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
         print_json(description(found, record))
         return
     _head(found, catalog.version)
-    if record is not None and record.page:
-        echo(f"page in gymgate's repository: docs/{record.page}")
     _configs(found, config)
     _environment_servers(found)
     _data(found, config)

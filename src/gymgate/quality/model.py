@@ -317,12 +317,6 @@ class CheckResult(Config):
         """Whether anything was measured besides the verdict."""
         return bool(self.machine)
 
-    @property
-    def page(self) -> str | None:
-        """Its page in the documentation, below `docs/`; `None`: it has none."""
-        kind = "" if self.kind == "resources_servers" else f"{self.kind}-"
-        return f"environments/{kind}{self.environment}.md" if self.measured else None
-
     def concluded(self, diagnosis: Diagnosis, **fields: Any) -> CheckResult:
         """The same with a diagnosis."""
         return self.model_copy(update={**diagnosis._asdict(), **fields})
