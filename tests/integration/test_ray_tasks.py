@@ -19,10 +19,12 @@ pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
 STACK = ["nemo-gym.sandbox=1", "stack=s"]
 KEYS = {name: name * 32 for name in "ab"}
 PROGRAM = """
-import asyncio, importlib, json, sys
+import asyncio, importlib, json, subprocess, sys
 import nemo_gym.rollout_correlation as correlation
 sys.path.insert(0, sys.argv[1])
-importlib.import_module("inside.forkserver.labelling").label_containers_of_tasks({"stack": "s"}, "rollout")
+head = subprocess.Popen([sys.executable, "-c", sys.argv[5]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+address = head.stdout.readline().strip()
+importlib.import_module("inside.forkserver.labelling").label_containers_of_tasks(address, {"stack": "s"}, "rollout")
 import ray
 
 @ray.remote(max_retries=0)
@@ -52,7 +54,6 @@ def counting(count):
 def without_gym():
     return "ran"
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 found = {"unknown": ray.get(inner.remote(1))}
 with correlation.rollout_context(sys.argv[2]):
     found["of a request"] = ray.get(outer.remote(ray.put(2)))
@@ -61,49 +62,16 @@ found["options"] = ray.get(outer.options(num_cpus=1).remote(value=4))
 found["generator"] = [ray.get(each) for each in counting.remote(3)]
 hidden = {"env_vars": {"PYTHONPATH": sys.argv[4]}}  # where nemo_gym.sandbox cannot be imported
 found["without sandboxes"] = ray.get(without_gym.options(runtime_env=hidden).remote())
+ray.shutdown()
+head.communicate()
 print(json.dumps(found))
 """
-
-
-OTHER = """
-import importlib, sys
-sys.path.insert(0, sys.argv[1])
-import ray
-from ray.remote_function import RemoteFunction
-{change}
-before = vars(RemoteFunction).get("_remote")
-importlib.import_module("inside.forkserver.labelling").label_containers_of_tasks({{"stack": "s"}}, "rollout")
-assert vars(RemoteFunction).get("_remote") is before
-
-@ray.remote(max_retries=0)
-def task():
-    return "ran"
-
-print(callable(task.remote))
+HEAD = """
+import ray, sys
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
 """
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "del RemoteFunction._remote",
-        "init = RemoteFunction.__init__\n"
-        "def changed(self, *args, **kwargs):\n    init(self, *args, **kwargs)\n    self.remote = lambda *args, **kwargs: None\n"
-        "RemoteFunction.__init__ = changed",
-        "init = RemoteFunction.__init__\n"
-        "def changed(self, *args, **kwargs):\n    init(self, *args, **kwargs)\n    del self._function\n"
-        "RemoteFunction.__init__ = changed",
-    ],
-    ids=["no such method", "another method starts tasks", "the function is elsewhere"],
-)
-def test_a_ray_that_starts_tasks_otherwise_is_left_as_it_is_and_said(tmp_path: Path, change: str) -> None:
-    (program := tmp_path / "program.py").write_text(OTHER.format(change=change))
-    python = ensure_runtime(RuntimeConfig(version="0.7.0")).python
-    command = [str(python), str(program), str(Path(inside.__file__).parents[1])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    [warning] = [line for line in done.stderr.splitlines() if line.startswith("warning: Ray ")]
-    assert "containers" in warning
 
 
 def test_tasks_know_their_rollout_and_work_as_ever(tmp_path: Path) -> None:
@@ -116,16 +84,16 @@ def test_tasks_know_their_rollout_and_work_as_ever(tmp_path: Path) -> None:
     docker.chmod(0o755)
     source = Path(inside.__file__).parents[1]
     python = ensure_runtime(RuntimeConfig(version="0.7.0")).python
-    command = [str(word) for word in (python, program, source, KEYS["a"], KEYS["b"], package.parent)]
-    environment = os.environ | {"PATH": f"{docker.parent}:{os.environ['PATH']}"}
+    command = [str(word) for word in (python, program, source, KEYS["a"], KEYS["b"], package.parent, HEAD)]
+    ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    environment = os.environ | ray | {"PATH": f"{docker.parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "warning: Ray" not in done.stderr
     labels = {name: [*STACK, f"rollout={rollout_label(key)}"] for name, key in KEYS.items()}
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "unknown": [None, 1],
-        "of a request": [KEYS["a"], 2, labels["a"], [None, 2]],
-        "by a URL": [KEYS["b"], 3, labels["b"], [None, 3]],
+        "of a request": [KEYS["a"], 2, labels["a"], [KEYS["a"], 2]],
+        "by a URL": [KEYS["b"], 3, labels["b"], [KEYS["b"], 3]],
         "options": [None, 4, STACK, [None, 4]],
         "generator": [0, 1, 2],
         "without sandboxes": "ran",

@@ -103,9 +103,6 @@ class Servers:
     def remove_containers(self, *args: Any, **settings: Any) -> None:
         self.cleaned += 1
 
-    def remove_unclaimed(self, servers: ServerSet) -> None:
-        """There are none."""
-
     def never_asked_error(self, *args: Any) -> None:
         """Its agents may score a row without a model call."""
 

@@ -149,7 +149,7 @@ async def test_a_process_that_waits_for_a_model_is_not_the_one_to_wait_for() -> 
         task = asyncio.current_task()
         assert task is not None
         async with pool.lease(route) as process:
-            process.rollouts[task] = 0.0
+            process.rollouts.add(task)
             assert [needed for _, _, needed in pool.servers()] == [True]
             asking: Any = SimpleNamespace(in_flight={"policy_model": 1})
             process.gateway_ports.route = asking
@@ -202,7 +202,7 @@ async def test_a_process_that_dies_in_use_ends_its_rollout_and_is_replaced() -> 
     async with running_pool(2) as (pool, servers, gateway), route_of(gateway) as route:
         async with pool.lease(route) as process:
             task = asyncio.create_task(asyncio.Event().wait())
-            process.rollouts[task] = 0.0
+            process.rollouts.add(task)
             assert process.server is not None
             servers.kill(process.server)
             await asyncio.wait([task], timeout=5)

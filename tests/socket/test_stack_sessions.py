@@ -61,9 +61,6 @@ class Scripted:
     def remove_containers(self, *args: Any, **settings: Any) -> None:
         """There are none."""
 
-    def remove_unclaimed(self, servers: ServerSet) -> None:
-        """There are none."""
-
     def describe(self) -> dict[str, Any]:
         return {}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gymgate.stack.children import Child, reason_in, until_listening
-from gymgate.stack.running_environment import RunningEnvironment, ServerSet
+from gymgate.stack.running_environment import RunningEnvironment
 
 PYDANTIC = """Traceback (most recent call last):
   File "app.py", line 1, in <module>
@@ -76,21 +76,6 @@ async def test_a_server_that_listens_is_not_the_one_that_is_late(
     up, late = await child(tmp_path / "up"), await child(tmp_path / "late")
     await until_listening(up, 1, "e")
     assert (up.listens, late.listens) == (True, False)
-
-
-def test_containers_made_beside_a_running_rollout_stay() -> None:
-    """Of a rollout that was cancelled those go that no running rollout can have made; the others when that has ended."""
-    removed: list[tuple[float, float]] = []
-    environment = object.__new__(RunningEnvironment)
-    remove = SimpleNamespace(remove_unclaimed=lambda labels, since, until: removed.append((since, until)))
-    environment._stack = SimpleNamespace(containers=remove)  # type: ignore[assignment]
-    running: Any = object()
-    servers = ServerSet(labels={"l": "x"}, abandoned=[(10.0, 20.0)], rollouts={running: 15.0})
-    environment.remove_unclaimed(servers)
-    assert (removed, servers.abandoned) == ([(10.0, 15.0)], [(10.0, 20.0)])
-    servers.rollouts.clear()
-    environment.remove_unclaimed(servers)
-    assert (removed[1:], servers.abandoned) == ([(10.0, 20.0)], [])
 
 
 def test_rollouts_go_to_the_worker_that_is_least_busy() -> None:

@@ -4,7 +4,7 @@ orjson does the work. The standard library takes over for documents that orjson 
 surrogates, which CLI agents make by cutting output inside an emoji, and NaN, which some engines emit. It also reads
 integers beyond 64 bits, which orjson would turn into floats.
 
-Not for the pipes to NeMo Gym's interpreter, which has no orjson, and to the remover of containers, whose bounds may be infinite.
+Not for the pipes to NeMo Gym's interpreter, which has no orjson.
 """
 
 from __future__ import annotations

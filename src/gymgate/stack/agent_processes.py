@@ -33,7 +33,7 @@ class AgentProcess:
         self.gateway_ports = gateway_ports
         self.held = HeldPort()
         self.server: Child | None = None
-        self.rollouts: dict[asyncio.Task[Any], float] = {}
+        self.rollouts: set[asyncio.Task[Any]] = set()
         """The rollout that holds it, and when it began (Unix time)."""
         self.error: ServerDiedError | None = None
         self.left_behind = False

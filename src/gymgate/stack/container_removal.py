@@ -6,7 +6,6 @@ A process that was killed removes nothing, so a small process of its own waits f
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import queue
@@ -17,6 +16,7 @@ import sys
 import threading
 import time
 
+from gymgate.core import codec
 from gymgate.gym.inside import forkserver
 from gymgate.gym.runtime.containers import ROLLOUT, SERVERS, STACK, Selection, labels_of, remove_selected
 
@@ -62,10 +62,6 @@ class Containers:
         """Have the containers removed that were made for a rollout, by its key. Does not wait; servers have `GRACE_S`."""
         self._order(Selection(ROLLOUT, forkserver.rollout_label(key)), GRACE_S)
 
-    def remove_unclaimed(self, labels: dict[str, str], after: float, before: float) -> None:
-        """Have these servers' containers removed that were made between two moments (Unix time) for an unknown rollout."""
-        self._order(Selection(SERVERS, labels[SERVERS], after, before), GRACE_S)
-
     @property
     def pids(self) -> set[int]:
         """The processes that are still at work when the daemon has exited."""
@@ -81,7 +77,7 @@ class Containers:
     def _order(self, selection: Selection, grace_s: float) -> None:
         if self._remover is not None and self._remover.stdin is not None:
             try:
-                os.write(self._remover.stdin.fileno(), json.dumps([*selection, grace_s]).encode() + b"\n")
+                os.write(self._remover.stdin.fileno(), codec.dumps([*selection, grace_s]) + b"\n")
             except OSError as error:
                 logger.warning("containers of %s are not removed: %s", selection.value, error.strerror)
 
@@ -121,7 +117,7 @@ def main() -> None:
         while not orders.empty() or not (removals or ended):
             now = time.monotonic()
             if line := orders.get():
-                *fields, grace_s = json.loads(line)
+                *fields, grace_s = codec.loads(line)
                 selection = Selection(*fields)
                 removals[selection] = _Removal(selection, now + grace_s)
             else:

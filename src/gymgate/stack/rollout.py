@@ -212,21 +212,18 @@ class RolloutRun:
         """Do the work, unless one of these servers dies meanwhile: then the rollout fails with the reason."""
         task = asyncio.current_task()
         assert task is not None
-        servers.rollouts[task] = began = time.time()
-        cancelled = False
+        servers.rollouts.add(task)
         try:
             await work
         except asyncio.CancelledError:
-            cancelled = True
             if servers.error is None or task.uncancel() > 0:
                 raise
             self._fail(servers.error)
         finally:
-            servers.rollouts.pop(task, None)
-            if isinstance(servers, ServerSet):
-                if self.fields.get("result") is None or self.fields["status"] == "failed":
-                    self.environment.remove_containers(servers, self.route.key, began, cancelled=cancelled)
-                self.environment.remove_unclaimed(servers)
+            servers.rollouts.discard(task)
+            unanswered = self.fields.get("result") is None or self.fields["status"] == "failed"
+            if isinstance(servers, ServerSet) and unanswered:
+                self.environment.remove_containers(servers, self.route.key)
 
     def _read(self, body: bytes) -> None:
         """Set what an answer with status 200 comes to."""

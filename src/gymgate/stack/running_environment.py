@@ -8,7 +8,6 @@ import logging
 import re
 import secrets
 import shutil
-import time
 from collections import Counter
 from collections.abc import (
     AsyncIterator,
@@ -92,11 +91,9 @@ class ServerSet:
     """Labels of the Docker containers that these servers start."""
     ports: dict[Child, int] = field(default_factory=dict)
     """Each server's."""
-    rollouts: dict[asyncio.Task[Any], float] = field(default_factory=dict)
-    """Rollouts in flight on these servers, and when each began (Unix time)."""
+    rollouts: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Rollouts in flight on these servers."""
     error: ServerDiedError | None = None
-    abandoned: list[tuple[float, float]] = field(default_factory=list)
-    """When rollouts began and ended that were cancelled and whose containers may still be there. Unix time."""
 
 
 class RunningEnvironment:
@@ -194,25 +191,13 @@ class RunningEnvironment:
         finally:
             self._rollouts[port] -= 1
 
-    def remove_containers(self, servers: ServerSet, key: str, began: float, *, cancelled: bool) -> None:
+    def remove_containers(self, servers: ServerSet, key: str) -> None:
         """Remove the containers that servers may leave of a rollout whose agent never answered. Does not wait.
 
-        Some containers do not tell whose they are (those made outside of a request). Those made while a cancelled rollout
-        ran go once every rollout has ended that was there when they were made. `began` is when this one did (Unix time).
+        Containers that were made outside of a rollout's request do not tell whose they are, and stay until the servers end.
         """
         if servers.labels:
             self._stack.containers.remove_of_rollout(key)
-            if cancelled:
-                servers.abandoned.append((began, time.time()))
-
-    def remove_unclaimed(self, servers: ServerSet) -> None:
-        """Have the containers of cancelled rollouts removed that do not tell whose they are. Call it after each rollout."""
-        for window in [*servers.abandoned]:
-            until = min([window[1], *servers.rollouts.values()])
-            if until > window[0]:
-                self._stack.containers.remove_unclaimed(servers.labels, window[0], until)
-            if until == window[1]:
-                servers.abandoned.remove(window)
 
     async def server_set(self) -> ServerSet:
         """Return the servers to use; waits while they are being replaced.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections.abc import Collection
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from gymgate.core import codec
@@ -25,12 +23,10 @@ _TIMEOUT_S = 30.0
 
 
 class Selection(NamedTuple):
-    """The containers with a label. With moments (Unix time): of these, those made between them for an unknown rollout."""
+    """The containers with a label."""
 
     label: str
     value: str
-    after: float = 0.0
-    before: float = math.inf
 
 
 class Leftover(NamedTuple):
@@ -64,24 +60,11 @@ def remove_selected(stack: str, selections: Collection[Selection]) -> set[Select
             selection: [id for id in labels if labels[id].get(selection.label) == selection.value]
             for selection in selections
         }
-        for selection in selections:
-            if selection.before != math.inf:  # a container that names its rollout is removed with that one
-                unclaimed = [id for id in matches[selection] if ROLLOUT not in labels[id]]
-                matches[selection] = [
-                    id for id in unclaimed if selection.after <= _creation_time(id) <= selection.before
-                ]
         if ids := {id for ids in matches.values() for id in ids}:
             _docker("rm", "-f", *ids)
     except CommandError:
         return {*selections}
     return {selection for selection, ids in matches.items() if ids}
-
-
-def _creation_time(container: str) -> float:
-    """Return when a container was made (Unix time). Docker's text has nanoseconds, or no fraction."""
-    text = _docker("inspect", "--format", "{{.Created}}", container).strip()
-    seconds, _, fraction = text.rstrip("Z").partition(".")
-    return datetime.fromisoformat(f"{seconds}.{fraction[:6] or '0':0<6}+00:00").timestamp()
 
 
 def leftovers() -> list[Leftover]:

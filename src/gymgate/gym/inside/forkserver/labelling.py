@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib
+import inspect
 import re
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..names import gym_symbol
 
 ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
-_ARGUMENT = "gymgate_rollout"
 _POLICY_URL = re.compile(r"/ng-rollout/([0-9a-f]{32})\b")
 
 
@@ -32,99 +33,97 @@ def label_containers(labels: Mapping[str, str], name: str) -> None:
     """
     Docker: Any = gym_symbol("DockerProvider")
     current_rollout_id = gym_symbol("current_rollout_id")
-    if hasattr(Docker, "container_labels"):
-        Docker.container_labels = labels
-        return
-    Docker.container_labels, create = labels, Docker.create
+    create = Docker.create
 
     async def create_labelled(provider: Any, spec: Any) -> Any:
-        mine = dict(Docker.container_labels)
-        if key := ROLLOUT_KEY.search(current_rollout_id() or ""):
-            mine[name] = rollout_label(key[0])
+        key = ROLLOUT_KEY.search(current_rollout_id() or "")
+        all_labels = {**labels, name: rollout_label(key[0])} if key else labels
         own = spec.provider_options.get("run_args") or ()
         arguments = [own] if isinstance(own, str) else [*own]
-        arguments += [word for label in mine.items() for word in ("--label", "=".join(label))]
+        arguments += [word for label in all_labels.items() for word in ("--label", "=".join(label))]
         options = {**spec.provider_options, "run_args": arguments}
         return await create(provider, dataclasses.replace(spec, provider_options=options))
 
     Docker.create = create_labelled
 
 
-def label_containers_of_tasks(labels: Mapping[str, str], name: str) -> None:
-    """Let the Ray tasks that this server starts work as parts of their rollout, in Ray's workers, and label containers there.
+def label_containers_of_tasks(address: str, labels: Mapping[str, str], name: str) -> None:
+    """Connect this server to the Ray at an address, and label the containers that its workers make for the server.
 
-    A task's rollout is the one in whose request it is started, else the one whose policy's URL is among its arguments.
-    Tasks that a task starts, actors, and workers without NeMo Gym's sandboxes work as ever, without a rollout. So do all tasks
-    of a Ray that starts them in another way; the server's log says so.
+    NeMo Gym, which would connect later, leaves the connection as it is. Only who connects can say what workers run first.
     """
-    RemoteFunction: Any = getattr(importlib.import_module("ray.remote_function"), "RemoteFunction", None)
-    if not _starts_tasks(RemoteFunction):
-        version = getattr(importlib.import_module("ray"), "__version__", "")
-        print(
-            f"warning: Ray {version} starts tasks in another way than gymgate knows: Docker containers that they make get no "
-            "label, so nothing removes those that they leave behind",
-            file=sys.stderr,
-            flush=True,
-        )
-        return
+    ray: Any = importlib.import_module("ray")
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
     for module in (__name__, gym_symbol.__module__):  # workers cannot import them
         cloudpickle.register_pickle_by_value(sys.modules[module])
-    submit, first_use = RemoteFunction._remote, threading.Lock()
 
-    def submit_with_rollout(
-        task: Any, args: Any = None, kwargs: dict[str, Any] | None = None, **options: Any
-    ) -> Any:
-        with first_use:
-            if not hasattr(task, "labels_containers"):
-                task._function = _in_rollout(task._function, labels, name)
-                task.labels_containers = True
-        labelled = {**(kwargs or {}), _ARGUMENT: _rollout_of(args, kwargs)}
-        return submit(task, args, labelled, **options)
+    def prepare_worker() -> None:
+        with contextlib.suppress(ImportError):  # the worker has an environment of its own, without NeMo Gym
+            label_containers(labels, name)
+            start_tasks_in_rollouts()
 
-    RemoteFunction._remote = submit_with_rollout
+    start_tasks_in_rollouts()
+    ray.init(address=address, runtime_env={"worker_process_setup_hook": prepare_worker})
 
 
-def _starts_tasks(RemoteFunction: Any) -> bool:
-    """Whether Ray starts a task by the private method that is replaced, with the arguments that are read. Starts none."""
-    calls: list[Any] = []
+def start_tasks_in_rollouts() -> None:
+    """Let functions that become Ray tasks from now on take their rollout along to the worker.
 
-    def note(task: Any, args: Any = None, kwargs: Any = None, **options: Any) -> None:
-        calls.append((tuple(args), kwargs, callable(task._function), options.get("num_cpus")))
+    Actors and generators work as ever, without a rollout.
+    """
+    ray: Any = importlib.import_module("ray")
+    plain_remote = ray.remote
 
-    submit = getattr(RemoteFunction, "_remote", None)
-    if submit is None:
-        return False
-    RemoteFunction._remote = note
-    try:
-        task = importlib.import_module("ray").remote(_rollout_of)
-        task.remote(1, a=2)
-        task.options(num_cpus=3).remote(1, a=2)
-    except Exception:  # of a private method, which a release may change in any way
-        return False
-    finally:
-        RemoteFunction._remote = submit
-    return [call[:3] for call in calls] == [((1,), {"a": 2}, True)] * 2 and calls[1][3] == 3
+    def remote(*targets: Any, **options: Any) -> Any:
+        if targets:
+            return _remote(plain_remote, *targets)
+        return functools.partial(_remote, plain_remote(**options))
+
+    ray.remote = remote
+
+
+def _remote(decorate: Callable[[Any], Any], target: Any) -> Any:
+    """Return what Ray's decorator makes of a target; of a function, a task that takes its rollout along."""
+    other_kinds = inspect.isgeneratorfunction, inspect.iscoroutinefunction
+    if not inspect.isfunction(target) or any(is_kind(target) for is_kind in other_kinds):
+        return decorate(target)
+    return RolloutTask(decorate(_in_rollout(target)))
+
+
+class RolloutTask:
+    """A Ray task that is a part of the rollout in whose request or task it is started.
+
+    Otherwise it is a part of the rollout whose policy's URL is among its arguments.
+    """
+
+    def __init__(self, task: Any) -> None:
+        """`task` takes the id of the rollout before its own arguments."""
+        self._task = task
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return self._task.remote(_rollout_of(args, kwargs), *args, **kwargs)
+
+    def options(self, **options: Any) -> RolloutTask:
+        return RolloutTask(self._task.options(**options))
 
 
 def _rollout_of(*arguments: Any) -> str | None:
-    if (current := gym_symbol("current_rollout_id")()) is not None:
-        return str(current)
+    with contextlib.suppress(ImportError):  # in a worker without NeMo Gym
+        if (current := gym_symbol("current_rollout_id")()) is not None:
+            return str(current)
     url = _POLICY_URL.search(repr(arguments))
     return url[1] if url else None
 
 
-def _in_rollout(function: Callable[..., Any], labels: Mapping[str, str], name: str) -> Callable[..., Any]:
-    """Return the function of a Ray task with one more argument, by its name: the id of its rollout."""
+def _in_rollout(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of a Ray task with one more argument before its own: the id of its rollout."""
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        rollout_id = kwargs.pop(_ARGUMENT, None)  # a task that another task starts has none
+    def run(rollout_id: str | None, *args: Any, **kwargs: Any) -> Any:
         try:
-            label_containers(labels, name)
-            rollout_context = gym_symbol("rollout_context")
-        except ImportError:  # the task has an environment of its own
-            return function(*args, **kwargs)
-        with rollout_context(rollout_id):
+            context = gym_symbol("rollout_context")(rollout_id)
+        except ImportError:  # in a worker without NeMo Gym
+            context = contextlib.nullcontext()
+        with context:
             return function(*args, **kwargs)
 
     for attribute in ("__module__", "__name__", "__qualname__"):  # which Ray shows

@@ -45,7 +45,8 @@ def serve(order: dict[str, Any]) -> None:
     if labels := order.get("labels"):
         label_containers(labels, order["rollout_label"])
         if order["ray"]:
-            label_containers_of_tasks(labels, order["rollout_label"])
+            address = order["config"]["ray_head_node_address"]
+            label_containers_of_tasks(address, labels, order["rollout_label"])
     for stream in (sys.stdout, sys.stderr):
         keep_out_keys(stream)
     runpy.run_path(os.path.join(directory, order["entrypoint"]), run_name="__main__")  # noqa: PTH118
