@@ -223,34 +223,38 @@ def _refuse_misfits(context: click.Context) -> None:
     """Raise `ConfigError` for options that do not belong together."""
     values = context.params
     environments, sections, rows_files = values["environments"], values["sections"], values["rows_files"]
-    has_model, rows_only, is_one = values["urls"] is not None, values["rows_only"], len(environments) == 1
-    for is_wrong, message in (
-        (not environments and not values["everything"], "name environments, or give --all"),
-        (values["settings"] and not is_one, "--set is for one environment; name exactly one"),
-        (values["config"] and not is_one, "--config is for one environment; name exactly one"),
-        (values["rows"] and not has_model, "-n is for the rows of a model; give its endpoint with -b"),
-        (values["repeats"] > 1 and not has_model, "-r is for the rows of a model; give its endpoint with -b"),
-        (values["artifact"] and not is_one, "--artifact is of one environment; name exactly one"),
-        (rows_only and has_model, "--rows-only runs no row; leave -b out"),
-        (
-            values["probes"] and (sections or values["records"] or has_model or rows_only),
-            "--probe shows single probes; leave --section, --record, --rows-only and -b out",
-        ),
-        (rows_only and sections, "--rows-only measures one section; leave --section out"),
-        (
-            sections and ("policy" in sections) != has_model,
-            "--section policy needs a model's endpoint (-b), and -b that section",
-        ),
-        (rows_files and not rows_only, "--rows-file gives rows for --rows-only; give both"),
-        (rows_files and not is_one, "--rows-file is for one environment; name exactly one"),
-        (
-            rows_files and values["records"],
-            "a record is of the packaged rows; leave out --record or --rows-file",
-        ),
-        *((not path.is_file(), f"no file of rows at {str(path)!r}") for path in rows_files),
-    ):
-        if is_wrong:
-            raise ConfigError(message)
+    has_model = values["urls"] is not None
+    rows_only = values["rows_only"]
+    if not environments and not values["everything"]:
+        raise ConfigError("name environments, or give --all")
+    if len(environments) != 1:
+        of_one = {
+            "--set": "settings",
+            "--config": "config",
+            "--artifact": "artifact",
+            "--rows-file": "rows_files",
+        }
+        for flag, name in of_one.items():
+            if values[name]:
+                raise ConfigError(f"{flag} is for one environment; name exactly one")
+    if not has_model and (values["rows"] or values["repeats"] > 1):
+        flag = "-n" if values["rows"] else "-r"
+        raise ConfigError(f"{flag} is for the rows of a model; give its endpoint with -b")
+    if values["probes"] and (sections or values["records"] or has_model or rows_only):
+        raise ConfigError("--probe shows single probes; leave --section, --record, --rows-only and -b out")
+    if rows_only and has_model:
+        raise ConfigError("--rows-only runs no row; leave -b out")
+    if rows_only and sections:
+        raise ConfigError("--rows-only measures one section; leave --section out")
+    if sections and ("policy" in sections) != has_model:
+        raise ConfigError("--section policy needs a model's endpoint (-b), and -b that section")
+    if rows_files and not rows_only:
+        raise ConfigError("--rows-file gives rows for --rows-only; give both")
+    if rows_files and values["records"]:
+        raise ConfigError("a record is of the packaged rows; leave out --record or --rows-file")
+    for path in rows_files:
+        if not path.is_file():
+            raise ConfigError(f"no file of rows at {str(path)!r}")
 
 
 def _requests(context: click.Context, logs: Path | None) -> list[CheckRequest]:
