@@ -46,64 +46,90 @@ _JUDGED = frozenset({"rubric", "criteria", "baseline_answer", "reference_respons
 
 
 async def measure_right_answers(context: MeasurementContext) -> Oracle:
-    """Measure what right answers earn, and keep the rows that were tried for the probes."""
-    context.trials = ()
-    context.oracle = await _right_answers(context)
+    """Measure what right answers earn; keep it in the context for the probes, with the rows that were tried."""
+    context.oracle, context.trials = await _right_answers(context)
     return context.oracle
 
 
-async def _right_answers(context: MeasurementContext) -> Oracle:
-    """Run up to `ROWS` rows with their right answer in every phrasing."""
+async def _right_answers(context: MeasurementContext) -> tuple[Oracle, list[Subject]]:
+    """Return what up to `ROWS` rows pay for their right answer, and those of the rows that pay the same again."""
     if cohort_size(context.config) > 1:
-        return Oracle(reason="scored against siblings")
-    rows = [(f"row {n}", row, answer) for n, row in enumerate(context.rows) if (answer := answer_of(row))]
-    if not rows:
-        return Oracle(reason=_why_unanswered(context))
-    subjects = [Subject(ReplayCase(name, row, _empty)) for name, row, _ in rows[:ROWS]]
-    answer_field = Counter(answer.field for _, _, answer in rows[:ROWS]).most_common(1)[0][0]
+        return Oracle(reason="scored against siblings"), []
+    answers = [(n, answer) for n, row in enumerate(context.rows) if (answer := answer_of(row))]
+    if not answers:
+        return Oracle(reason=_why_unanswered(context)), []
+    field = Counter(answer.field for _, answer in answers[:ROWS]).most_common(1)[0][0]
+    subjects = [Subject(ReplayCase(f"row {n}", context.rows[n], _empty)) for n, _ in answers[:ROWS]]
     scorer = Scorer(context)
-
-    async def score(subject: Subject, phrasing: Phrasing) -> float | None:
-        return await scorer.score(subject.case, policy_of(phrasing, subject.forms))
-
-    async def try_phrasings(subject: Subject, phrasings: Iterable[Phrasing]) -> None:
-        untried = [each for each in phrasings if each.form in subject.forms and each not in subject.rewards]
-        rewards = await asyncio.gather(*(score(subject, each) for each in untried))
-        subject.rewards |= {each: r for each, r in zip(untried, rewards, strict=True) if r is not None}
-
-    await asyncio.gather(*(try_phrasings(subject, (*subject.requested, *PHRASINGS)) for subject in subjects))
+    await asyncio.gather(
+        *(_score_new(scorer, subject, (*subject.requested, *PHRASINGS)) for subject in subjects)
+    )
     if not scorer.counted:
         if scorer.judge_problem:
-            return Oracle(reason="needs a judge", field=answer_field)
-        return Oracle(reason="other", detail=scorer.first_error[:300], field=answer_field)
-    scored = [subject for subject in subjects if subject.rewards]
-    for _ in range(REPEATS):
-        best = [score(subject, max(subject.rewards, key=subject.rewards.__getitem__)) for subject in scored]
-        for subject, reward in zip(scored, await asyncio.gather(*best), strict=True):
-            subject.repeats += [] if reward is None else [reward]
+            return Oracle(reason="needs a judge", field=field), []
+        return Oracle(reason="other", detail=scorer.first_error[:300], field=field), []
+
+    await _score_best_again(scorer, subjects)
+    steady = [subject for subject in subjects if subject.is_steady]
     unsteady = [subject for subject in subjects if not subject.is_steady]
     if 4 * len(unsteady) > len(subjects):
         rewards = ", ".join(f"{reward:g}" for reward in (unsteady[0].best or 0.0, *unsteady[0].repeats))
-        detail = f"{unsteady[0].name}: {rewards}"
-        return Oracle(reason="rewards change", detail=detail, field=answer_field)
-    context.trials = subjects = [subject for subject in subjects if subject.is_steady]
+        return Oracle(reason="rewards change", detail=f"{unsteady[0].name}: {rewards}", field=field), []
+
     full = max([1.0, *(row.recording.reward or 0.0 for row in context.recorded)])
-    rewarded = (pair for subject in subjects for pair in subject.rewards.items())
+    rewarded = (pair for subject in steady for pair in subject.rewards.items())
     accepted = list(dict.fromkeys(phrasing for phrasing, reward in rewarded if reward >= full))
-    await asyncio.gather(*(try_phrasings(subject, accepted) for subject in subjects))
-    unsolved = [subject for subject in subjects if not subject.is_solved(full)]
-    names = dict.fromkeys(phrasing for subject in subjects for phrasing in subject.rewards)
-    asked = _most_requested(subjects, accepted)
-    if len(unsolved) == len(subjects) and asked not in ("", *(each.name for each in names)):
-        return Oracle(reason="other", detail=scorer.first_error[:300], field=answer_field)
-    missing = {}
-    if unscored := [subject.name for subject in subjects if subject.best is None]:
-        missing["reward"] = f"no reward in any phrasing for {', '.join(unscored)}"
+    # A phrasing that one row's prompt asked for, and that is accepted there, was not tried in the other rows.
+    await asyncio.gather(*(_score_new(scorer, subject, accepted) for subject in steady))
+    asked_for = _most_requested(steady, accepted)
+    scored = {phrasing.name for subject in steady for phrasing in subject.rewards}
+    if asked_for not in ("", *scored) and not any(subject.is_solved(full) for subject in steady):
+        return Oracle(reason="other", detail=scorer.first_error[:300], field=field), steady
+    oracle = _summary(steady, full, field, asked_for)
     if unsteady:
-        missing["rows"] = f"rewards change for {', '.join(subject.name for subject in unsteady)}"
+        oracle.missing["rows"] = f"rewards change for {', '.join(subject.name for subject in unsteady)}"
+    return oracle, steady
+
+
+async def _score_new(scorer: Scorer, subject: Subject, phrasings: Iterable[Phrasing]) -> None:
+    """Score a row's right answer in those of the phrasings that it can have and has no reward for."""
+    untried = [
+        phrasing
+        for phrasing in phrasings
+        if phrasing.form in subject.forms and phrasing not in subject.rewards
+    ]
+    rewards = await asyncio.gather(*(_score(scorer, subject, phrasing) for phrasing in untried))
+    for phrasing, reward in zip(untried, rewards, strict=True):
+        if reward is not None:
+            subject.rewards[phrasing] = reward
+
+
+async def _score_best_again(scorer: Scorer, subjects: Iterable[Subject]) -> None:
+    """Score each row's answer in its best phrasing `REPEATS` times more, all rows at once."""
+    best = [
+        (subject, max(subject.rewards, key=subject.rewards.__getitem__))
+        for subject in subjects
+        if subject.rewards
+    ]
+    for _ in range(REPEATS):
+        rewards = await asyncio.gather(*(_score(scorer, subject, phrasing) for subject, phrasing in best))
+        for (subject, _), reward in zip(best, rewards, strict=True):
+            if reward is not None:
+                subject.repeats.append(reward)
+
+
+async def _score(scorer: Scorer, subject: Subject, phrasing: Phrasing) -> float | None:
+    return await scorer.score(subject.case, policy_of(phrasing, subject.forms))
+
+
+def _summary(subjects: Sequence[Subject], full: float, field: str, asked_for: str) -> Oracle:
+    """Return what the rows paid: in all, and by phrasing."""
+    unscored = [subject.name for subject in subjects if subject.best is None]
+    unsolved = [subject.name for subject in subjects if not subject.is_solved(full)]
+    phrasings = dict.fromkeys(phrasing for subject in subjects for phrasing in subject.rewards)
     return Oracle(
-        field=answer_field,
-        asked_for=asked,
+        field=field,
+        asked_for=asked_for,
         rows=len(subjects),
         solved=len(subjects) - len(unsolved),
         full=full,
@@ -112,11 +138,11 @@ async def _right_answers(context: MeasurementContext) -> Oracle:
             phrasing.name: _count(
                 [subject.rewards[phrasing] for subject in subjects if phrasing in subject.rewards], full
             )
-            for phrasing in names
+            for phrasing in phrasings
         },
-        unsolved=tuple(subject.name for subject in unsolved),
+        unsolved=tuple(unsolved),
         suspect=tuple(subject.name for subject in _suspect(subjects, full)),
-        missing=missing,
+        missing={"reward": f"no reward in any phrasing for {', '.join(unscored)}"} if unscored else {},
     )
 
 
