@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 
 from gymgate.core import codec
 from gymgate.core.errors import GymgateError, from_wire
+from gymgate.core.interpreter import module_command
 from gymgate.core.task_groups import task_group
 from gymgate.gym.inside.forkserver import descendants, proportional_bytes
 from gymgate.gym.runtime import daemon_env
@@ -61,9 +61,7 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
     endpoints = [request.policy, *(endpoint for _, endpoint in request.stack.models)]
     judge_keys = [getattr(endpoint, "api_key_env", None) for endpoint in endpoints]
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "gymgate.quality.environment",
+        *module_command("gymgate.quality.environment"),
         env=daemon_env([*request.stack.env_vars, *filter(None, judge_keys)]),
         stdin=PIPE,
         stdout=PIPE,

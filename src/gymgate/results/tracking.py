@@ -12,7 +12,6 @@ import importlib.util
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -20,6 +19,7 @@ from typing import Any, Self
 import gymgate
 from gymgate.core import codec
 from gymgate.core.errors import MissingExtraError, described
+from gymgate.core.interpreter import module_command
 from gymgate.core.json_server import shortened
 from gymgate.results.trackers import END_S
 from gymgate.runs.aggregate import Runs
@@ -106,7 +106,7 @@ class Tracking:
                 reader.cancel()
 
     async def _start(self) -> None:
-        command = [sys.executable, "-P", "-m", "gymgate.results.trackers", self._library]
+        command = module_command("gymgate.results.trackers", self._library)
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(

@@ -17,6 +17,7 @@ import threading
 import time
 
 from gymgate.core import codec
+from gymgate.core.interpreter import module_command
 from gymgate.gym.inside import forkserver
 from gymgate.gym.runtime.containers import ROLLOUT, SERVERS, STACK, Selection, labels_of, remove_selected
 
@@ -49,7 +50,7 @@ class Containers:
         """Return the labels for the containers of servers that are about to start."""
         with self._lock:
             if self._remover is None:
-                command = [sys.executable, "-P", "-m", "gymgate.stack.container_removal", self._stack]
+                command = module_command("gymgate.stack.container_removal", self._stack)
                 self._remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         return labels_of(self._stack, f"{self._stack}.{next(self._numbers)}")
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from gymgate.core.interpreter import runs_module
 from gymgate.gym.inside.forkserver import arguments_of, descendants
 from gymgate.stack.daemons import DaemonProcess, connect_to_observe, read_daemon
 from gymgate.stack.paths import remove_of_dead, remove_traces, socket_lock
@@ -132,7 +133,7 @@ def _left(families: Sequence[_Family], seconds: float, *, below: bool = False) -
 
 def _removes_containers(pid: int) -> bool:
     try:
-        return arguments_of(pid)[1:4] == ["-P", "-m", "gymgate.stack.container_removal"]
+        return runs_module(arguments_of(pid), "gymgate.stack.container_removal")
     except OSError:
         return False
 

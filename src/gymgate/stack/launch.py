@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import gymgate
 from gymgate.core.config import StackConfig, cache_dir
 from gymgate.core.errors import SetupError
 from gymgate.core.files import tail
+from gymgate.core.interpreter import module_command, runs_module
 from gymgate.gym.runtime import daemon_env
 from gymgate.stack.paths import socket_lock
 
@@ -24,7 +24,7 @@ BACKLOG = 4096
 """Connections that wait while the daemon is busy: one for each lease that begins."""
 _CREDENTIALS = struct.Struct("3i")
 """The process, user and group at the other end of a socket, as the kernel gives them."""
-_PROGRAM = ("-P", "-m", "gymgate.stack.daemon")
+_PROGRAM = "gymgate.stack.daemon"
 
 
 class DaemonCommand(NamedTuple):
@@ -42,13 +42,13 @@ class DaemonCommand(NamedTuple):
     @property
     def words(self) -> list[str]:
         """The command line."""
-        return [sys.executable, *_PROGRAM, *map(str, self)]
+        return module_command(_PROGRAM, *self)
 
     @classmethod
     def read(cls, words: Sequence[str]) -> Self | None:
         """Return what a command line says; `None` if it is not a daemon's."""
-        program, arguments = tuple(words[1:4]), words[4:]
-        if program != _PROGRAM or len(arguments) != len(cls._fields):
+        arguments = words[4:]
+        if not runs_module(words, _PROGRAM) or len(arguments) != len(cls._fields):
             return None
         listener, path, directory, cache, starter = arguments
         if not (listener.isdecimal() and starter.isdecimal()):
