@@ -31,6 +31,7 @@ from pydantic import (
     validate_call,
 )
 
+from gymgate.core.addresses import split_login, without_login
 from gymgate.core.errors import ConfigError
 
 P = ParamSpec("P")
@@ -140,6 +141,8 @@ class HTTPEndpoint(Config):
     max_retries: int = Field(default=2, ge=0)
     """Retries of a call after a lost connection or status 408, 409, 425 or 5xx. A 429 does not count: it is retried until the
     rollout's deadline, unless the quota is used up. 0: each call is sent once, whatever the answer."""
+    logins: Headers = Field(default=(), repr=False)
+    """User and password (`user:password`) by base URL. `http://user:password@host/v1` is split into its address and this."""
     session_header: str | None = SESSION_HEADER
     """Request header with the id of the conversation. A router in front of several servers can use it to send all calls of a
     conversation to the server that has it in its cache. `None`: none is sent. A header of the same name in `headers` takes
@@ -151,10 +154,26 @@ class HTTPEndpoint(Config):
     """Pass `strict` of a tool on to a chat endpoint, which may then force arguments to match the schema. NeMo Gym's server for
     vLLM leaves it out. A Responses endpoint always gets it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _logins_are_apart(cls, values: Any) -> Any:
+        """What shows an address then shows no password."""
+        if not isinstance(values, Mapping):
+            return values
+        base_url, replicas = values.get("base_url"), values.get("replicas") or ()
+        if isinstance(replicas, str) or not all(isinstance(url, str) for url in (base_url, *replicas)):
+            return values  # refused by their fields
+        pairs = [split_login(url) for url in (base_url, *replicas)]
+        logins = {address.rstrip("/"): login for address, login in pairs if login is not None}
+        if not logins:
+            return values
+        base_url, *replicas = [address for address, _ in pairs]
+        return {**values, "base_url": base_url, "replicas": replicas, "logins": logins}
+
     @model_validator(mode="after")
     def _addresses_are_usable(self) -> Self:
         if wrong := [url for url in (self.base_url, *self.replicas) if not re.match(r"https?://[^/]", url)]:
-            raise ValueError(f"{wrong[0]!r} is not a URL; write http://host:8000/v1")
+            raise ValueError(f"{without_login(wrong[0])!r} is not a URL; write http://host:8000/v1")
         if len({*self.base_urls}) != len(self.base_urls):
             raise ValueError(
                 f"base_url and replicas contain the same address twice: {', '.join(self.base_urls)}"

@@ -95,12 +95,17 @@ class JSONServer:
         message = f"{self.shown} {self._masked(what)}"
         return PolicyError(message, endpoint=self.shown, status_code=status, retryable=False)
 
-    def _masked(self, text: str) -> str:
-        """Mask the secrets in a text, before it is cut: half a secret would not be found."""
-        for secret in self.secrets:
-            if len(secret) >= _SHORTEST_SECRET:
-                text = text.replace(secret, "***")
-        return text
+    def _masked(self, value: Any) -> Any:
+        """Mask the secrets in the texts of a JSON value, before any is cut: half a secret would not be found."""
+        if isinstance(value, dict):
+            return {self._masked(key): self._masked(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._masked(item) for item in value]
+        if isinstance(value, str):
+            for secret in self.secrets:
+                if len(secret) >= _SHORTEST_SECRET:
+                    value = value.replace(secret, "***")
+        return value
 
     async def _attempt(
         self, client: HTTPClient, payload: bytes, headers: Mapping[str, str], retries: int
@@ -129,8 +134,8 @@ class JSONServer:
         status = response.status
         body = None
         try:
-            body = codec.parse_bounded(response.body)[0] if response.body else "nothing"
-            reason = error_text(body, self._masked)
+            body = self._masked(codec.parse_bounded(response.body)[0]) if response.body else "nothing"
+            reason = error_text(body)
         except codec.TooLargeError as error:
             reason = f"a body that {error}"
         except ValueError as error:
@@ -177,10 +182,10 @@ def listed_models(answer: Response) -> list[dict[str, Any]] | None:
         return None
 
 
-def error_text(body: Any, masked: Callable[[str], str] = lambda text: text) -> str:
-    """Find the message in an error body, however its server nests it; return it, `masked`, on one short line."""
+def error_text(body: Any) -> str:
+    """Find the message in an error body, however its server nests it; return it on one short line."""
     message = message_in(body)
-    return shortened(masked(message if message is not None else codec.dumps(body).decode(errors="replace")))
+    return shortened(message if message is not None else codec.dumps(body).decode(errors="replace"))
 
 
 def is_context_overflow(code: str | None, text: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import gymgate
 from gymgate.core import codec
+from gymgate.core.addresses import without_login
 from gymgate.core.errors import MissingExtraError, described
 from gymgate.core.interpreter import module_command
 from gymgate.core.json_server import shortened
@@ -27,7 +28,7 @@ from gymgate.runs.metrics import numbered, summary_rows
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.record import CollectedRollout
 from gymgate.runs.run import Collection
-from gymgate.runs.settings import LOGIN, extent_of, shown_settings
+from gymgate.runs.settings import extent_of, shown_settings
 
 START_S = 120.0
 """Seconds that a library has to start its run."""
@@ -138,7 +139,7 @@ class Tracking:
             answer = codec.loads_object(line)
             if "started" in answer and self._late is not None:
                 self._late.cancel()
-                self._log(f"logging to {self._library}: {LOGIN.sub('', answer['started'])}")
+                self._log(f"logging to {self._library}: {without_login(answer['started'])}")
             elif "failed" in answer:
                 self._give_up(answer["failed"])
             self._done |= "done" in answer
@@ -155,7 +156,7 @@ class Tracking:
         if self._failed:
             return
         self._failed = True
-        reason = LOGIN.sub("", shortened(reason)).rstrip(".")
+        reason = without_login(shortened(reason)).rstrip(".")
         self._log(f"warning: --log-to {self._library}: {reason}; the run goes on without it")
         self._kill()
 

@@ -127,7 +127,7 @@ async def _refuse_missing_path(url: str, endpoint: HTTPEndpoint, judge: str | No
     option = "-b " if judge is None else f"--judge {judge}={endpoint.model or 'MODEL'}@"
     async with HTTPClient() as client:
         for other in others:
-            answer = await probe(f"{other}/models", client, request_headers(endpoint))
+            answer = await probe(f"{other}/models", client, request_headers(endpoint, url))
             if isinstance(answer, Response) and answer.status in (200, 401, 403):
                 raise ConfigError(f"{url}/models answered 404; did you mean {option}{other}?")
 

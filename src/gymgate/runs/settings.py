@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gymgate.core.addresses import without_login
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, dotted
 from gymgate.runs.plan import RolloutPlan
 from gymgate.stack.description import endpoint_settings, resolved_source
@@ -20,8 +21,6 @@ _SECRET = re.compile(
 """What may be a secret, by its name."""
 _COUNT = re.compile(r"tokens?[\d_-]*$", re.IGNORECASE)
 """A number so named is no secret: `max_tokens`."""
-LOGIN = re.compile(r"(?<=//)[^/?#\s]+@")
-"""Name and password in a URL."""
 _PARAMETER = re.compile(r"(?i)(?<=[?&])([\w-]*(?:key|token|secret|password|auth)=)[^&#\s]+")
 """A secret in the query of a URL."""
 
@@ -121,7 +120,7 @@ def _masked(name: str, value: Any) -> Any:
         return [_masked(name, item) for item in value]
     if value is not None and _SECRET.search(name) and not (_COUNT.search(name) and isinstance(value, int)):
         return "***"
-    return _PARAMETER.sub(r"\1***", LOGIN.sub("", value)) if isinstance(value, str) else value
+    return _PARAMETER.sub(r"\1***", without_login(value)) if isinstance(value, str) else value
 
 
 def _is_of_mappings(value: Any) -> bool:

@@ -76,8 +76,9 @@ async def served_models(config: StackConfig) -> dict[str, str]:
 
 async def _listed(endpoint: HTTPEndpoint, client: HTTPClient) -> set[str]:
     """Return the models that the replicas of an endpoint list."""
-    headers = request_headers(endpoint)
-    answers = await asyncio.gather(*(probe(f"{url}/models", client, headers) for url in endpoint.base_urls))
+    answers = await asyncio.gather(
+        *(probe(f"{url}/models", client, request_headers(endpoint, url)) for url in endpoint.base_urls)
+    )
     lists = (listed_models(answer) for answer in answers if isinstance(answer, Response))
     return {model["id"] for models in lists for model in models or ()}
 

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gymgate.core import codec
+from gymgate.core.addresses import basic_authorization, secrets_of_login
 from gymgate.core.config import Dialect, HTTPEndpoint
 from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.core.http_client import HTTPClient, HTTPFailure, Request, Response, header_lines
@@ -45,7 +46,7 @@ class HTTPBackend:
 
     def __init__(self, endpoint: HTTPEndpoint, client: HTTPClient, *, rate_limit_s: float = math.inf) -> None:
         endpoint = endpoint.resolved()
-        headers = request_headers(endpoint)
+        headers = request_headers(endpoint, endpoint.base_url)
         try:
             header_lines({endpoint.session_header: ""} if endpoint.session_header is not None else {})
             request = _request(endpoint.base_url, endpoint.dialect, tuple(headers.items()))
@@ -55,14 +56,13 @@ class HTTPBackend:
         self.model = endpoint.model
         self._endpoint = endpoint
         self._key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else None
-        secret_values = (endpoint.api_key, *(value for _, value in endpoint.headers))
         self._server = JSONServer(
             request,
-            str(request.url.with_user(None)).removesuffix(f"/{_PATHS[self.dialect]}"),  # without credentials
+            str(request.url).removesuffix(f"/{_PATHS[self.dialect]}"),
             timeout_s=endpoint.timeout_s,
             max_retries=endpoint.max_retries,
             rate_limit_s=rate_limit_s,
-            secrets=[value.get_secret_value() for value in secret_values if value is not None],
+            secrets=_secrets(endpoint),
             advice=self._advice,
         )
         is_given = endpoint.session_header is not None and endpoint.session_header in headers
@@ -107,7 +107,9 @@ class HTTPBackend:
 
     async def _finish_session(self, session: str) -> None:
         url = URL(self._endpoint.base_url.rstrip("/").removesuffix("/v1")) / "finish_session"
-        request = Request(url % {"session_id": session}, request_headers(self._endpoint))
+        request = Request(
+            url % {"session_id": session}, request_headers(self._endpoint, self._endpoint.base_url)
+        )
         try:
             status = (await self._client.send(request, timeout_s=FINISH_TIMEOUT_S)).status
         except (HTTPFailure, TimeoutError) as error:
@@ -154,12 +156,22 @@ class HTTPBackend:
         )
 
 
-def request_headers(endpoint: HTTPEndpoint) -> CIMultiDict[str]:
-    """Return the headers of every request to an endpoint, whose key has been read."""
+def request_headers(endpoint: HTTPEndpoint, base_url: str) -> CIMultiDict[str]:
+    """Return the headers of every request to a replica of an endpoint whose key has been read; a key wins over a login."""
     headers = CIMultiDict((name, value.get_secret_value()) for name, value in endpoint.headers)
+    login = dict(endpoint.logins).get(base_url.rstrip("/"))
+    if login is not None and "Authorization" not in headers:
+        headers["Authorization"] = basic_authorization(login.get_secret_value())
     if endpoint.api_key is not None:
         headers["Authorization"] = f"Bearer {endpoint.api_key.get_secret_value()}"
     return headers
+
+
+def _secrets(endpoint: HTTPEndpoint) -> list[str]:
+    """What an endpoint is told and nobody else: its key, headers and logins."""
+    values = [endpoint.api_key, *(value for _, value in endpoint.headers)]
+    logins = [secret for _, login in endpoint.logins for secret in secrets_of_login(login.get_secret_value())]
+    return [*(value.get_secret_value() for value in values if value is not None), *logins]
 
 
 @functools.lru_cache(maxsize=256)

@@ -35,10 +35,11 @@ async def wait_until_ready(
     started = reminded = time.monotonic()
     missing = dict.fromkeys(urls, "")
     answered: dict[str, Response] = {}
-    headers = request_headers(endpoint)
     async with HTTPClient() as client:
         while True:
-            results = await asyncio.gather(*(probe(f"{url}/models", client, headers) for url in missing))
+            results = await asyncio.gather(
+                *(probe(f"{url}/models", client, request_headers(endpoint, url)) for url in missing)
+            )
             results_by_url = dict(zip(missing, results, strict=True))
             # One that has answered is not asked again: by now it may have work to do.
             missing = {url: result for url, result in results_by_url.items() if isinstance(result, str)}

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from gymgate.core import codec
+from gymgate.core.addresses import basic_authorization, secrets_of_login, split_login
 from gymgate.core.config import SESSION_HEADER
 from gymgate.core.errors import PolicyError, TokenDataError, described
 from gymgate.core.http_client import HTTPClient, Request, Response
@@ -38,21 +39,24 @@ class HTTPEngine:
         timeout_s: float = 3600.0,
         session_header: str | None = SESSION_HEADER,
     ) -> None:
-        self.url = base_url.rstrip("/").removesuffix("/v1") + self.path
+        address, login = split_login(base_url)
+        self.url = address.rstrip("/").removesuffix("/v1") + self.path
         self.model = model
         self._session_header = session_header
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {} if login is None else {"Authorization": basic_authorization(login)}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         try:
             request = Request(self.url, self._headers)
         except ValueError as error:
-            raise PolicyError(f"engine address {base_url!r}: {error}", endpoint=base_url) from error
+            raise PolicyError(f"engine address {address!r}: {error}", endpoint=address) from error
         self._server = JSONServer(
             request,
             self.url,
             timeout_s=timeout_s,
             max_retries=MAX_RETRIES,
             rate_limit_s=timeout_s,
-            secrets=[api_key] if api_key else (),
+            secrets=[*filter(None, [api_key]), *(secrets_of_login(login) if login is not None else ())],
         )
         self._clients: dict[asyncio.AbstractEventLoop, HTTPClient] = {}
 

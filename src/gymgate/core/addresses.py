@@ -1,0 +1,33 @@
+"""User and password in the address of a server: taken out where the address enters, so that no message or file shows them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from urllib.parse import unquote, urlsplit
+
+_LOGIN = re.compile(r"(?<=//)[^/?#\s]+@")
+
+
+def without_login(text: str) -> str:
+    """Return a text without the user and password of the URLs in it."""
+    return _LOGIN.sub("", text)
+
+
+def split_login(url: str) -> tuple[str, str | None]:
+    """Return a URL without user and password, and these as `user:password`, decoded; `None` where it has none."""
+    address = without_login(url)
+    if address == url:
+        return url, None
+    parts = urlsplit(url)
+    return address, f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+
+
+def basic_authorization(login: str) -> str:
+    """Return the value of the header `Authorization` for `user:password` (RFC 7617)."""
+    return f"Basic {base64.b64encode(login.encode()).decode()}"
+
+
+def secrets_of_login(login: str) -> list[str]:
+    """Return what to mask in a text of a server that was told `user:password`: the password, and both as they were sent."""
+    return [login.partition(":")[2], basic_authorization(login).partition(" ")[2]]
