@@ -68,14 +68,13 @@ async def test_three_ways_to_run_a_row_give_the_same_transcript_and_reward(
 ) -> None:
     environment = open_catalog(runtime(), (), progress=print).find(SIMPLE)
     policy = stack.register("scripted", call_then_answer, dialect="responses")
-    for number, row in enumerate(open_rows("example", environment=environment)):
+    for row in open_rows("example", environment=environment):
         rollouts = [
             await stack.run(
                 row.data,
                 policy=policy,
                 environment=name_of(stack, spec.name),
                 record_bodies=True,
-                task_index=number,
             )
             for spec in config.environments
         ]
@@ -127,7 +126,7 @@ ROWS: Sequence[dict[str, Any]] = [
     {"problem_id": "p", "instance_id": "i", "agent_ref": {"name": "a"}, "skills_ref": {"hash": "h"}},
     {"instance_id": "i", "task_source": "another", "_ng_rollout_index": 3, "_ng_attempt_index": 1},
     {"task_id": None, "_ng_task_index": 3, "nested": {"task_input": [1]}},
-    {"answer": "none of these"},
+    {"answer": "none of these", "_ng_task_index": 5},
 ]
 MATERIALIZE = """
 import json, sys
@@ -146,9 +145,7 @@ def test_an_episode_is_what_nemo_gym_makes_of_a_row(tmp_path: Path) -> None:
     rows = [{"responses_create_params": {"input": []}, **row} for row in ROWS]
     key = "0123456789abcdef" * 2
     theirs = in_gym(MATERIALIZE, json.dumps(rows), key, directory=tmp_path).splitlines()
-    ours = [
-        codec.loads(episode_request(codec.dumps(row), key=key, taskset="mine", task_index=5)) for row in rows
-    ]
+    ours = [codec.loads(episode_request(codec.dumps(row), key=key, taskset="mine")) for row in rows]
     assert ours == [json.loads(line) for line in theirs]
 
 

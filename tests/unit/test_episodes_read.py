@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from gymgate.core import codec
+from gymgate.core.config import StackConfig
+from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts.episodes import EpisodeFailure, failed_episode_fields, failure_error, read_episode
 from gymgate.rollouts.result import MAX_MESSAGE
 from gymgate.rollouts.row import make_row, row_key
-from gymgate.rollouts.row_fields import agent_of, environment_server_of, flat_row, taskset_of
+from gymgate.rollouts.row_fields import agent_of, environment_server_of, flat_row, row_json, taskset_of
+from gymgate.runs.plan import RolloutPlan
+from gymgate.runs.run import Collection
 from gymgate.stack.routing import episode_request
 
 PARAMS = {"input": [{"role": "user", "content": "hello"}]}
@@ -39,10 +43,29 @@ def test_a_rows_task_has_an_id(row: dict[str, Any], task_id: str) -> None:
     assert requested(row)["task"]["task_id"] == {"taskset": "maths", "task_id": task_id}
 
 
-def test_the_position_of_a_row_is_its_tasks_id_if_it_has_none() -> None:
-    body = codec.dumps({"responses_create_params": PARAMS})
-    request = codec.loads(episode_request(body, key="k", taskset="t", task_index=4))
-    assert request["task"]["task_id"]["task_id"] == "4"
+async def test_a_row_has_the_same_task_id_from_a_run_as_from_any_other_caller() -> None:
+    """Wherever it stands in its file: an environment may choose a persona by the id."""
+    bodies: list[bytes] = []
+
+    class Recorder:
+        async def run(
+            self, row: Any, *, policy: Any, environment: Any, limits: Any, record_bodies: bool
+        ) -> None:
+            bodies.append(row_json(row))
+
+    first: dict[str, Any] = {"responses_create_params": {"input": "first"}}
+    row: dict[str, Any] = {"responses_create_params": PARAMS}
+    for rows in ([row], [first, row]):
+        source = RowSource([make_row(data, "rows.jsonl", line) for line, data in enumerate(rows, 1)], "e")
+        plan = RolloutPlan([source])
+        run = Collection(stack=StackConfig(environments=("e",)), policy=print, plan=plan)
+        for planned in plan.rollouts():
+            await run._run_one(Recorder(), planned)  # type: ignore[arg-type]
+    ids = [
+        codec.loads(episode_request(body, key="k", taskset="t"))["task"]["task_id"]["task_id"]
+        for body in (bodies[0], bodies[-1])
+    ]
+    assert ids == [row_key(row)] * 2
 
 
 def test_the_key_is_the_episodes_and_nothing_but_the_task_is_sent() -> None:

@@ -197,8 +197,9 @@ def test_nothing_is_written_over_and_a_file_of_rollouts_is_refused(directory: Pa
     export(directory, [line(0)])
     arguments = [str(directory / "run"), "--to", "atif", "-o", str(directory / "out")]
     assert isinstance(CliRunner().invoke(command, arguments).exception, ConfigError)
-    rollouts = str(directory / "run" / "rollouts.jsonl")
-    refused = CliRunner().invoke(command, [rollouts, "--to", "atif", "-o", str(directory / "other")])
+    rollouts = directory / "copy.jsonl"
+    rollouts.write_bytes((directory / "run" / "rollouts.jsonl").read_bytes())
+    refused = CliRunner().invoke(command, [str(rollouts), "--to", "atif", "-o", str(directory / "other")])
     assert isinstance(refused.exception, ConfigError)
     assert not (directory / "other").exists()
 

@@ -442,7 +442,8 @@ def test_a_flat_table_can_be_joined_with_others(tmp_path: Path) -> None:
     with (tmp_path / "t.csv").open(newline="") as file:
         first, second, *_ = csv.DictReader(file)
     assert [*first] == [*COLUMNS, "reward_parts.form"]
-    about = {"model": "org/hello", "run": str(run), "environment": "hello", "task": "hello:1", "line": "1"}
+    about = {"model": "org/hello", "run": str(run), "environment": "hello", "line": "1"}
+    about["task"] = f"hello/{first['row_key']}"
     assert first.items() >= about.items()
     assert (first["expected_answer"], first["extracted_answer"]) == ("B", "A")
     assert (first["reward_parts.form"], second["reward_parts.form"]) == ("", "0.5")

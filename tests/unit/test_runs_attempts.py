@@ -21,10 +21,12 @@ from gymgate.results.compare import compare
 from gymgate.results.growing import GrowingReport
 from gymgate.results.report_data import CALLS, TOKENS, ReportData
 from gymgate.results.rescore import StoredRun
+from gymgate.rollouts.row import TaskKey, row_key
 from gymgate.runs.aggregate import Runs, read_runs, read_tasks
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.gym_rollouts import RolloutNumbers
 from gymgate.runs.metrics import summary_rows, task_rows
+from gymgate.runs.rows import RowReader
 from gymgate.runs.store import open_run
 from gymgate.runs.summary import summarize
 
@@ -139,6 +141,50 @@ def test_failures_count_alike_in_a_directory_and_a_file(tmp_path: Path) -> None:
         assert len(output.read_bytes().splitlines()) == 2
     notes = read_runs([file]).lost
     assert "2 of 4" in notes[0]
+
+
+def test_a_runs_own_file_of_rollouts_is_the_run(tmp_path: Path) -> None:
+    """With its failures, its plan and its settings; a copy elsewhere is rollouts and no more."""
+    lost = [failure(0, repeat, final=True) for repeat in (2, 3)]
+    run = stored(tmp_path / "run", [line(0, repeat) for repeat in range(2)], lost, rollouts=5)
+    file = run / "rollouts.jsonl"
+    by_file, by_directory = summarize(file), summarize(run)
+    assert by_file == by_directory
+    assert (by_file.environments[0]["rollouts"], by_file.environments[0]["failed"]) == (4, 2)
+    assert StoredRun(file).settings == SETTINGS
+    (copy := tmp_path / "rollouts.jsonl").write_bytes(file.read_bytes())
+    assert summarize(copy).environments[0]["failed"] == 0
+
+
+def test_a_task_of_an_export_is_one_row_whatever_its_line(tmp_path: Path) -> None:
+    """Of two files that have other rows in the same lines, and of a file that got a row in front."""
+    other_file = stored(tmp_path / "a", [line(1, 0, line=1, source="a.jsonl")])
+    lines = [line(2, 0, line=1, source="b.jsonl"), line(3, 1, line=1, source="b.jsonl")]
+    grown = stored(tmp_path / "b", [*lines, line(2, 1, line=2, source="b.jsonl")])
+    output = tmp_path / "flat.jsonl"
+    done = CliRunner().invoke(
+        export, [str(other_file), str(grown), "--to", "dataset", "-o", str(output), "--overlap", "first"]
+    )
+    assert done.exit_code == 0, done.output
+    rows = [orjson.loads(text) for text in output.read_bytes().splitlines()]
+    keys: dict[str, set[str]] = {}
+    for row in rows:
+        keys.setdefault(row["task"], set()).add(row["row_key"])
+    assert len(rows) == 4
+    assert [len(several) for several in keys.values()] == [1, 1, 1]
+
+
+def test_rows_that_differ_only_in_what_nemo_gym_added_stay_apart(tmp_path: Path) -> None:
+    """Read again by their lines, or, once those have moved, by their order."""
+    source = tmp_path / "rows.jsonl"
+    task: dict[str, Any] = {"responses_create_params": {"input": "x"}}
+    rows: list[dict[str, Any]] = [{**task, "_ng_task_id": {"taskset": "t", "task_id": name}} for name in "AB"]
+    source.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    places = [(TaskKey("e", row_key(row), number), number + 1) for number, row in enumerate(rows)]
+    assert [RowReader().read(str(source), *place) for place in places] == rows
+    moved = [{"responses_create_params": {"input": "y"}}] * 5 + rows
+    source.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in moved))
+    assert [RowReader().read(str(source), *place) for place in places] == rows
 
 
 def test_shards_that_were_run_differently_are_not_complete(tmp_path: Path) -> None:

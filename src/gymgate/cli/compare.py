@@ -22,9 +22,10 @@ from gymgate.results.compare import (
     why_worse,
     write_comparison,
 )
+from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import opening
 from gymgate.runs.aggregate import Runs, read_tasks
-from gymgate.runs.attempts import Attempt, TaskKey
+from gymgate.runs.attempts import Attempt
 from gymgate.runs.settings import example_note, policy_name
 from gymgate.runs.tasks import Task
 
@@ -41,7 +42,9 @@ class DifferingRow:
     """A row whose mean reward differs between two runs."""
 
     row: str
-    """`ENVIRONMENT:LINE`."""
+    """What is in the column `task` of `gymgate export`."""
+    name: str
+    """`ENVIRONMENT:LINE`, for people."""
     difference: float
 
 
@@ -55,7 +58,7 @@ class ComparedRun:
     flips: Sequence[DifferingRow]
     """The largest differences first."""
     only_first: Sequence[str]
-    """Rows that the first run alone has."""
+    """Rows that the first run alone has, as in `row`."""
     only_second: Sequence[str]
 
 
@@ -137,8 +140,10 @@ def command(
                 if note not in read.lost:
                     log(note if str(path) in note else f"{path}: {note}")
         if as_json:
-            flips = [DifferingRow(flip.task.name, flip.difference) for flip in compared.flips]
-            alone = ([task.name for task in side] for side in (compared.only_first, compared.only_second))
+            flips = [
+                DifferingRow(str(flip.task.key), flip.task.name, flip.difference) for flip in compared.flips
+            ]
+            alone = ([str(task.key) for task in side] for side in (compared.only_first, compared.only_second))
             documents.append(ComparedRun(other, compared.rows, flips, *alone))
         else:
             echo(f"{other} (B) compared with {first} (A)")

@@ -15,13 +15,14 @@ from gymgate.gym.row_sources import open_sources
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.rollouts import Row
+from gymgate.rollouts.row import TaskKey
 
 
 class EvalRow(NamedTuple):
     """A row and where it runs."""
 
     id: str
-    """See `row_id`."""
+    """The text of its `TaskKey`."""
     environment: str
     row: Row
 
@@ -43,13 +44,8 @@ def eval_rows(options: EvalOptions, progress: Progress) -> Iterator[EvalRow]:
         if field is not None:
             unanswered.add(environment)
             progress(f"warning: {answer_warning(environment, field, row)}")
-        yield EvalRow(row_id(environment, row.key, seen[environment, row.key]), environment, row)
+        yield EvalRow(str(TaskKey(environment, row.key, seen[environment, row.key])), environment, row)
         seen[environment, row.key] += 1
-
-
-def row_id(environment: str, key: str, occurrence: int) -> str:
-    """Return `ENVIRONMENT/KEY`, with `#2` and so on for further equal rows. `occurrence` counts from 0."""
-    return f"{environment}/{key}#{occurrence + 1}" if occurrence else f"{environment}/{key}"
 
 
 def json_safe(row: Row) -> dict[str, Any]:

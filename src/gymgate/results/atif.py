@@ -68,7 +68,7 @@ def _row(rows: RowReader, rollout: CollectedRollout) -> dict[str, Any]:
     if rollout.result is not None:
         return {}
     try:
-        return rows.read(rollout.source, rollout.row_key)
+        return rows.read(rollout.source, rollout.task_key, rollout.line)
     except (ConfigError, DataError):
         return {}
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from gymgate.core.errors import DataError
 from gymgate.results.page import Part, conversation, table, task_parts, write_page
+from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import opening
 from gymgate.runs import statistics as st
 from gymgate.runs.aggregate import Runs
-from gymgate.runs.attempts import Order, TaskKey
+from gymgate.runs.attempts import Order
 from gymgate.runs.counts import OVERALL
 from gymgate.runs.settings import context_overflow_of
 from gymgate.runs.tasks import CollectedTasks, Task
@@ -102,7 +103,7 @@ def _by_row(collected: CollectedTasks) -> dict[TaskKey, Task]:
     named = {}
     for task in sorted(collected.tasks.values(), key=lambda task: task.occurrence):
         row = task.environment, task.row_key
-        named[*row, counts[row]] = task
+        named[TaskKey(*row, counts[row])] = task
         counts[row] += 1
     return named
 
@@ -191,7 +192,7 @@ def _parts(
     yield {"filters": {}}
     for key, flip in shown.items():
         name = f"{flip.difference:+.3f} {flip.task.name} {openings.get(key, '')}".strip()
-        yield from task_parts(flip.task.environment, name, rollouts[key], "/".join(map(str, key)))
+        yield from task_parts(flip.task.environment, name, rollouts[key], str(key))
 
 
 def _paired(first: Task, second: Task) -> _Pairs:

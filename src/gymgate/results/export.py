@@ -32,7 +32,7 @@ COLUMNS = {
     **dict.fromkeys(("calls", "output_tokens"), "whole"),
     "seconds": "real",
 }
-"""Columns of every flat table, and what they hold."""
+"""Columns of every flat table, and what they hold. `task` identifies the row; `source` and `line` say where it stood."""
 _PART = "reward_parts."
 
 
@@ -72,7 +72,7 @@ def export_rows(
     several = len({task.environment for task in tasks}) > 1
 
     def row_of(task: Task) -> dict[str, Any]:
-        row = rows.read(task.source, task.row_key)
+        row = rows.read(task.source, task.key, task.line)
         return {**row, "agent_ref": agent_ref(task.agent)} if several else row
 
     return write_table(output, map(row_of, tasks))
@@ -103,7 +103,7 @@ def table_row(attempt: Attempt, model: str | None, run: str | None, parts: Seque
         "run": run,
         "environment": attempt.environment,
         "agent": attempt.agent,
-        "task": attempt.task_name,
+        "task": str(attempt.task_key),
         "source": attempt.source,
         "line": attempt.line,
         "row_key": attempt.row_key,

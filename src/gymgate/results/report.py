@@ -16,9 +16,9 @@ from typing import Any
 
 from gymgate.results.page import LONGEST_TEXT, Part, curve, histogram, shares, table, task_parts, write_page
 from gymgate.results.report_data import LONGEST_NAME, ReportData
+from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import cut
 from gymgate.runs.aggregate import Runs, read_tasks, refuse_empty
-from gymgate.runs.attempts import TaskKey
 from gymgate.runs.costs import Prices, TokenUsage, refuse_price_of_replay
 from gymgate.runs.counts import OVERALL
 from gymgate.runs.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows, task_rows
@@ -127,7 +127,7 @@ def report_parts(
         if rollouts := data.conversations.get(task.key):
             name = f"{names[task.key]}: {_all_rewards(task)}"
             parts = [rollout.part for rollout in rollouts]
-            yield from task_parts(task.environment, name, parts, "/".join(map(str, task.key)))
+            yield from task_parts(task.environment, name, parts, str(task.key))
     yield {"heading": "Tasks"}
     if (count := len(collected.tasks)) > SHOWN_TASK_ROWS:
         yield {"note": f"The first {SHOWN_TASK_ROWS} of {count}; gymgate aggregate -o writes all."}

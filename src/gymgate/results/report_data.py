@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from gymgate.core.config import POLICY
 from gymgate.results.page import Part, conversation, shown_answer
+from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import cut, opening
-from gymgate.runs.attempts import Attempt, Order, StoredError, TaskKey
+from gymgate.runs.attempts import Attempt, Order, StoredError
 from gymgate.runs.costs import Calls
 from gymgate.runs.tasks import Task
 
@@ -109,7 +110,7 @@ class ReportData:
             rollouts.remove(alike[-1])
         seed = "" if attempt.seed is None else f" seed {attempt.seed}"
         label = f"repeat {attempt.repeat}{seed}"
-        part = {**conversation(attempt, label), "key": f"{'/'.join(map(str, attempt.task_key))} {label}"}
+        part = {**conversation(attempt, label), "key": f"{attempt.task_key} {label}"}
         bisect.insort(
             rollouts, Conversation(attempt.order, attempt.has_failed, part), key=lambda rollout: rollout.order
         )

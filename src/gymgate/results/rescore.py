@@ -13,9 +13,10 @@ from gymgate.gateway.replay.recording import recorded_rollout
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout, Row
 from gymgate.rollouts.result import judge_failed, rollout_error
+from gymgate.rollouts.row import TaskKey
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.gym_rollouts import TASK, failures_beside, inputs_beside, stored_attempts
-from gymgate.runs.layout import FAILURES, ROLLOUTS, RUN, read_run, run_directories
+from gymgate.runs.layout import FAILURES, ROLLOUTS, RUN, read_run, run_directories, run_of_file
 from gymgate.runs.plan import WHOLE, Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
 from gymgate.runs.record import LineReader, read_values
 from gymgate.runs.rows import RowReader
@@ -57,7 +58,7 @@ class StoredRun:
 
         Raises `DataError` for another path, for a malformed line, and if there is nothing to play.
         """
-        self.path = path
+        self.path = path = run_of_file(path)
         self.judge_failed_only = judge_failed_only
         self.settings: Mapping[str, Any] = {}
         """Settings of the run; empty for a file."""
@@ -164,12 +165,13 @@ class _Rows(Sequence[Row]):
         return len(self._rows)
 
     def __getitem__(self, position: Any) -> Any:
-        (key, _), row = self._rows[position]
-        return Row(self._data(key, row), key, row.agent, row.source, row.line)
+        (key, occurrence), row = self._rows[position]
+        task = TaskKey(row.first.environment, key, occurrence)
+        return Row(self._data(task, row), key, row.agent, row.source, row.line)
 
-    def _data(self, key: str, row: StoredRow) -> dict[str, Any]:
+    def _data(self, task: TaskKey, row: StoredRow) -> dict[str, Any]:
         if row.source != row.first.path:
-            return self._reader.read(row.source, key)
+            return self._reader.read(row.source, task, row.line)
         data = self._inputs.get((row.agent, row.task))
         if data is None:  # NeMo Gym's results repeat their rows
             data = recorded_rollout([row.first.path], row.first.position).row

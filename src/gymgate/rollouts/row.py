@@ -5,11 +5,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gymgate.core import codec
 from gymgate.core.errors import DataError
 from gymgate.rollouts.row_fields import agent_of, flat_row, lacking_params
+
+
+class TaskKey(NamedTuple):
+    """Identifies a task: what the rollouts of one row have in common, wherever the row stands in its file."""
+
+    environment: str
+    row_key: str
+    """16 hex digits of the row's content."""
+    occurrence: int
+    """Number of equal rows before this one in the input."""
+
+    def __str__(self) -> str:
+        copy = f"#{self.occurrence + 1}" if self.occurrence else ""
+        return f"{self.environment}/{self.row_key}{copy}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.gym_rollouts import read_gym_failures, stored_attempts
-from gymgate.runs.layout import FAILURES, ROLLOUTS, RUN, Extent, read_planned, read_run, run_directories
+from gymgate.runs.layout import (
+    FAILURES,
+    ROLLOUTS,
+    RUN,
+    Extent,
+    read_planned,
+    read_run,
+    run_directories,
+    run_of_file,
+)
 from gymgate.runs.plan import IdentitySet
 from gymgate.runs.record import LineReader
 from gymgate.runs.settings import context_overflow_of, differences, is_example
@@ -338,7 +347,11 @@ def _deciding(run: Run) -> dict[str, Any]:
 
 
 def runs_at(path: Path) -> list[Run]:
-    """Return the run at a path and its shards, or the rollouts in a file; empty if there are none."""
+    """Return the run at a path and its shards, or the rollouts in a file; empty if there are none.
+
+    A run's own file of rollouts is its run, which has failed attempts and a plan, too.
+    """
+    path = run_of_file(path)
     if path.is_file():
         return [Run(path, {}, None, None, None)]
     return [_read_description(directory) for directory in run_directories(path)]

@@ -14,6 +14,7 @@ from gymgate.core.errors import ErrorKind
 from gymgate.rollouts.answers import answer_of
 from gymgate.rollouts.outcome import LARGEST, Outcome, number, outcome_of
 from gymgate.rollouts.record import RolloutStatus
+from gymgate.rollouts.row import TaskKey
 from gymgate.runs.costs import Seconds, Stored, StoredCall, Text, Tokens, Whole, tokens_of_calls
 from gymgate.runs.plan import Identity
 from gymgate.runs.record import CollectedRollout, line_error
@@ -21,8 +22,6 @@ from gymgate.runs.record import CollectedRollout, line_error
 RowKey = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{16}$")]
 Figure = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]
 """What `number` takes of a result."""
-TaskKey = tuple[str, str, int]
-"""Environment, row key and occurrence: what the rollouts of a task have in common."""
 Order = tuple[int, int]
 """Seed and repeat of a task's rollout; without a seed -1, which is no seed."""
 
@@ -119,7 +118,7 @@ class Attempt(Stored):
 
     @property
     def task_key(self) -> TaskKey:
-        return self.environment, self.row_key, self.occurrence
+        return TaskKey(self.environment, self.row_key, self.occurrence)
 
     @property
     def order(self) -> Order:

@@ -12,8 +12,9 @@ from gymgate.core.errors import DataError
 from gymgate.core.files import replacing
 from gymgate.rollouts.breakdowns import breakdown
 from gymgate.rollouts.result import status_of
+from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.row_fields import agent_of
-from gymgate.runs.attempts import Attempt, TaskKey
+from gymgate.runs.attempts import Attempt
 from gymgate.runs.record import LineReader, line_error, read_values
 from gymgate.runs.rows import RowReader
 
@@ -44,7 +45,7 @@ def _numbered_rollouts(runs: Runs) -> Iterator[tuple[dict[str, Any], dict[str, A
     rows, numbering = RowReader(), RolloutNumbers(runs)
     for attempt in runs.rollouts():
         numbers = {**numbering.of(attempt), "agent_ref": agent_ref(attempt.agent)}
-        row = rows.read(attempt.source, attempt.row_key)
+        row = rows.read(attempt.source, attempt.task_key, attempt.line)
         yield to_gym(attempt, numbers), {**row, **numbers}
 
 

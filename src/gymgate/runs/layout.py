@@ -103,6 +103,11 @@ def read_planned(path: Path, extent: Extent) -> PlannedIdentities | None:
     return PlannedIdentities(keys, extent.model_dump())
 
 
+def run_of_file(path: Path) -> Path:
+    """Return the directory of the run whose file of rollouts lies at a path; any other path as it is."""
+    return path.parent if path.name == ROLLOUTS and (path.parent / RUN).exists() else path
+
+
 def run_directories(path: Path) -> list[Path]:
     """The directory itself if it holds a run, then its shards in order; not copies of shards under other names."""
     shards = [

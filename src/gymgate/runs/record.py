@@ -14,6 +14,7 @@ from gymgate.core import codec
 from gymgate.core.errors import DataError
 from gymgate.core.files import open_regular
 from gymgate.rollouts import Rollout
+from gymgate.rollouts.row import TaskKey
 from gymgate.runs.costs import tokens_of
 from gymgate.runs.plan import Identity, PlannedRollout
 
@@ -45,6 +46,11 @@ class CollectedRollout(Rollout):
     def identity(self) -> Identity:
         """Which of the run's rollouts it is."""
         return Identity(self.row_key, self.occurrence, self.repeat, self.seed)
+
+    @property
+    def task_key(self) -> TaskKey:
+        """What it has in common with the other rollouts of its row."""
+        return TaskKey(self.environment, self.row_key, self.occurrence)
 
 
 def collected(planned: PlannedRollout, rollout: Rollout, attempt: int) -> CollectedRollout:

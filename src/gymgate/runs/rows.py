@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from gymgate.core.errors import DataError
-from gymgate.gym.row_sources import Rows, open_rows
+from gymgate.gym.row_sources import open_rows
+from gymgate.rollouts.row import Row, TaskKey
 
 
 class RowReader:
-    """Reads rows by file and key. Of each file, the positions of its rows are kept."""
+    """Reads rows by file and task. Of each file, the positions of its rows are kept."""
 
     def __init__(self) -> None:
-        self._opened: dict[str, tuple[Rows, dict[str, int]]] = {}
+        self._opened: dict[str, _OpenedRows] = {}
 
-    def read(self, source: str, key: str) -> dict[str, Any]:
-        """The row with this key. Raises `DataError` if its file has changed or is gone."""
+    def read(self, source: str, task: TaskKey, line: int) -> dict[str, Any]:
+        """Return the row of a task, which stood in this line when it was run.
+
+        Equal rows may differ in `_ng_*` entries, which their keys leave out. Of several, the one in the line is taken, else
+        the one that has as many before it. Raises `DataError` if the file has changed or is gone.
+        """
         if source not in self._opened:
-            rows = open_rows(source, environment=None)
-            self._opened[source] = rows, _positions(rows)
-        rows, positions = self._opened[source]
-        if key not in positions:
+            self._opened[source] = _OpenedRows(source)
+        equal = self._opened[source].equal_rows(task.row_key)
+        if not equal:
             raise DataError(
-                f"{source} has changed: row {key} is not there; put the former file back", path=source
+                f"{source} has changed: row {task.row_key} is not there; put the former file back",
+                path=source,
             )
-        return rows[positions[key]].data
+        by_line = next((row for row in equal if row.line == line), None)
+        return (by_line or equal[min(task.occurrence, len(equal) - 1)]).data
 
 
-def _positions(rows: Rows) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for position in range(len(rows)):
-        try:
-            found[rows[position].key] = position
-        except DataError as error:
-            if error.line is None:  # the file itself cannot be read
-                raise
-    return found
+class _OpenedRows:
+    def __init__(self, source: str) -> None:
+        self._rows = open_rows(source, environment=None)
+        self._first: dict[str, int] = {}
+        """By key, the position of its first row."""
+        self._further: defaultdict[str, list[int]] = defaultdict(list)
+        """Positions of rows that equal an earlier one: few rows of a million do."""
+        for position in range(len(self._rows)):
+            try:
+                key = self._rows[position].key
+            except DataError as error:
+                if error.line is None:  # the file itself cannot be read
+                    raise
+                continue
+            if self._first.setdefault(key, position) != position:
+                self._further[key].append(position)
+
+    def equal_rows(self, key: str) -> list[Row]:
+        """Return the rows with a key, in their order."""
+        first = [self._first[key]] if key in self._first else []
+        return [self._rows[position] for position in (*first, *self._further.get(key, ()))]

@@ -275,7 +275,6 @@ class Collection:
             environment=planned.environment,
             limits=self.limits,
             record_bodies=self.record_bodies,
-            task_index=planned.row.line - 1,
         )
 
     # No await from the write to the caller: a lost stack would cancel it there, and the rollout, which is not run again,

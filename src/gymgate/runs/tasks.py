@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from gymgate.core import codec
 from gymgate.rollouts.outcome import Outcome
-from gymgate.runs.attempts import ANSWER_KEYS, Attempt, Order, TaskKey, task_name
+from gymgate.rollouts.row import TaskKey
+from gymgate.runs.attempts import ANSWER_KEYS, Attempt, Order, task_name
 from gymgate.runs.costs import UsageCounts
 from gymgate.runs.counts import RolloutCounts
 
@@ -70,7 +71,7 @@ class Task:
 
     @property
     def key(self) -> TaskKey:
-        return self.environment, self.row_key, self.occurrence
+        return TaskKey(self.environment, self.row_key, self.occurrence)
 
     @property
     def name(self) -> str:

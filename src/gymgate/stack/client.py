@@ -275,7 +275,6 @@ class Stack:
         rollout_id: str | None = None,
         record_bodies: bool = False,
         judge_policy: Policy | None = None,
-        task_index: int | None = None,
     ) -> Rollout:
         """Run one row with its own policy endpoint.
 
@@ -284,7 +283,6 @@ class Stack:
         may be left out in a stack of one. A callable gets chat-completions requests;
         `register` one for another dialect. `judge_policy` answers in the policy's place where a judge or a user
         simulator is the policy itself, so that a policy endpoint that records turns sees only the agent's.
-        `task_index` is the row's position in its data: an environment server gets it as the id of a task that has no other.
         Cancelling it cancels the rollout.
 
         A failed rollout comes back as data, `status="failed"`. One that is out of time comes back about a
@@ -310,7 +308,6 @@ class Stack:
                 "agent": agent,
                 "environment_server": owner,
                 "taskset": taskset_of(row),
-                "task_index": task_index,
             }
             try:
                 async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:

@@ -81,12 +81,7 @@ class LeaseHolder:
         route = self._open(message, destination)
         try:
             if destination.owns_episode:
-                body = routing.episode_request(
-                    row,
-                    key=route.key,
-                    taskset=destination.taskset,
-                    task_index=message.get("task_index"),
-                )
+                body = routing.episode_request(row, key=route.key, taskset=destination.taskset)
             else:
                 body = routing.routed_row(
                     row,

@@ -108,17 +108,18 @@ def routed_row(
     return row[:-1] + b"," + codec.dumps(entries)[1:]
 
 
-def episode_request(row: bytes, *, key: str, taskset: str, task_index: int | None = None) -> bytes:
+def episode_request(row: bytes, *, key: str, taskset: str) -> bytes:
     """Return the body for `/run` of an environment server as JSON: the episode and its task, as NeMo Gym makes it of a row.
 
-    `taskset` is that of rows which name none. A row has its task's id as NeMo Gym's collector gives it, else in a field,
-    else as its position (`_ng_task_index` or `task_index`), else the key of its content stands for it.
+    `taskset` is that of rows which name none. The task's id is all in the row, so that every caller that sends the row gets
+    the same one: the id that NeMo Gym gave it, else a field, else the task's number in `_ng_task_index`, else the key of its
+    content. Not its line in a file, which moves.
     """
     fields = _parse(row)
     task = fields.get(TASK_ID)
     if not (isinstance(task, dict) and task.get("taskset") and task.get("task_id")):
         named = (fields[name] for name in TASK_ID_FIELDS if fields.get(name) is not None)
-        index = fields.get(TASK_INDEX, task_index)
+        index = fields.get(TASK_INDEX)
         is_index = isinstance(index, int) and not isinstance(index, bool) and index >= 0
         identity = next(named, index if is_index else row_key(fields))
         task = {"taskset": str(fields.get(TASK_SOURCE) or taskset), "task_id": str(identity)}

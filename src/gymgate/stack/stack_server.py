@@ -165,7 +165,6 @@ class _Message(Config):
     agent: str | None
     environment_server: str | None = None
     taskset: str | None = None
-    task_index: int | None = None
 
 
 class _Caller:

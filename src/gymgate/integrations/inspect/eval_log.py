@@ -27,7 +27,6 @@ from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput, Mod
 
 from gymgate.core.config import POLICY
 from gymgate.core.errors import DataError
-from gymgate.integrations.eval_rows import row_id
 from gymgate.integrations.failures import failure_of
 from gymgate.integrations.inspect.scorer import score_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
@@ -226,7 +225,7 @@ def _total(used: UsageCounts) -> Tokens | None:
 
 def _sample_id(rollout: CollectedRollout) -> str:
     """Return the id that the task `gymgate/nemo_gym` gives the row."""
-    return row_id(rollout.environment, rollout.row_key, rollout.occurrence)
+    return str(rollout.task_key)
 
 
 def _time(seconds: float) -> str:

@@ -17,7 +17,6 @@ from verifiers.v1.task import WireTaskData
 from verifiers.v1.trace import AgentInfo, AgentSpan, ModelCall, Reward, TimeSpan, Timing, Trace, TraceTask
 
 from gymgate.core.files import replacing
-from gymgate.integrations.eval_rows import row_id
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import (
     REWARD,
@@ -93,7 +92,7 @@ def trace_of(rollout: CollectedRollout) -> WireTrace:
 
 
 def _task(rollout: CollectedRollout, opening: list[vf.Message]) -> TraceTask[WireTaskData]:
-    identity = row_id(rollout.environment, rollout.row_key, rollout.occurrence)
+    identity = str(rollout.task_key)
     data = WireTaskData.model_validate(
         {
             "idx": rollout.task,
