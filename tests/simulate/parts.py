@@ -1,0 +1,63 @@
+"""What the scenes use of gymgate, by one import each, so that a move in `src` is followed here alone."""
+
+import gymgate.stack.daemon as daemon_module
+from gymgate.core import codec
+from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
+from gymgate.core.errors import DataError, GymgateError, StackLostError, StackStartError
+from gymgate.core.http_client import HTTPClient, HTTPFailure, Request, Response, _Connection
+from gymgate.gateway.server import Gateway
+from gymgate.gym.row_sources import RowSource
+from gymgate.rollouts import Rollout, RolloutError
+from gymgate.rollouts.row import make_row
+from gymgate.runs.layout import FAILURES, ROLLOUTS
+from gymgate.runs.pace import Pace
+from gymgate.runs.plan import PlannedRollout, RolloutPlan
+from gymgate.runs.record import CollectedRollout, read_values
+from gymgate.runs.run import Collection
+from gymgate.runs.stream import rollouts_of
+from gymgate.stack.client import Lease, Stack
+from gymgate.stack.daemon import Daemon
+from gymgate.stack.lease_holder import LeaseHolder
+from gymgate.stack.protocol import Peer, Reply
+from gymgate.stack.wire import endpoint_from_wire
+
+KEPT_IN_SETS = (_Connection, LeaseHolder)
+"""Classes of which there are sets, whose order would be that of addresses."""
+
+__all__ = [
+    "FAILURES",
+    "KEPT_IN_SETS",
+    "ROLLOUTS",
+    "CollectedRollout",
+    "Collection",
+    "Daemon",
+    "DataError",
+    "Gateway",
+    "GymgateError",
+    "HTTPClient",
+    "HTTPEndpoint",
+    "HTTPFailure",
+    "Lease",
+    "LeaseHolder",
+    "Pace",
+    "Peer",
+    "PlannedRollout",
+    "Reply",
+    "Request",
+    "Response",
+    "Rollout",
+    "RolloutError",
+    "RolloutLimits",
+    "RolloutPlan",
+    "RowSource",
+    "Stack",
+    "StackConfig",
+    "StackLostError",
+    "StackStartError",
+    "codec",
+    "daemon_module",
+    "endpoint_from_wire",
+    "make_row",
+    "read_values",
+    "rollouts_of",
+]

@@ -1,0 +1,257 @@
+"""Five SDK processes with leases on one stack, whose daemon and connections are real and whose servers are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import simloom
+from invariants import Ledger, within
+from parts import (
+    Daemon,
+    GymgateError,
+    Lease,
+    LeaseHolder,
+    Reply,
+    RolloutLimits,
+    Stack,
+    StackConfig,
+    StackLostError,
+    StackStartError,
+    codec,
+    daemon_module,
+    endpoint_from_wire,
+)
+from universes import Scene
+
+from scenes.faults import ended, happen, seconds, split
+
+CLIENTS, ROLLOUTS = 5, 3
+PORT = 7000
+TIMEOUT_S = 20.0
+ROW = {"responses_create_params": {"input": "hi"}}
+LINGER_S = 1.0
+STOPS_S = 5.0
+"""For a daemon to stop its stack."""
+ATTEMPTS = 3
+"""Tries to connect, as `Leases.take` has."""
+
+
+class ScriptedStack:
+    """What a daemon starts and stops."""
+
+    up = 0
+    """How many run."""
+
+    def __init__(self, config: StackConfig, directory: Path, progress: Any) -> None:
+        self.config = config
+        self.progress = progress
+        self.is_up = False
+
+    async def start(self) -> None:
+        self.progress("starting")
+        await asyncio.sleep(seconds("start of the stack", 3.0))
+        if simloom.sometimes("start fails", 10):
+            raise StackStartError("no luck", log_tail="")
+        self.is_up = True
+        ScriptedStack.up += 1
+
+    async def stop(self) -> None:
+        await asyncio.sleep(seconds("stop of the stack", 2.0))
+        ScriptedStack.up -= self.is_up
+        self.is_up = False
+
+    def describe(self) -> dict[str, Any]:
+        return {"agents": {}, "names": {}, "settings": {}}
+
+    def summary(self) -> dict[str, Any]:
+        return {}
+
+
+class SimulatedDaemon(Daemon):
+    """A daemon that listens on a simulated port, without signals and without watching its starter."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__(None, Path("/nowhere/daemon.sock"), Path("/nowhere"), 0)  # type: ignore[arg-type]
+        self.run = run
+        self.listening = asyncio.Event()
+
+    async def serve(self) -> None:
+        server = await self._loop.create_server(self._connected, self.host.name, PORT)
+        self._retire_in(daemon_module.HELLO_TIMEOUT_S)
+        self.listening.set()
+        await self._stopping.wait()
+        server.close()
+        await self._stop()
+
+    def _connected(self) -> Any:
+        peer = super()._connected()
+        holder = next(holder for holder in self.leases if holder.peer is peer)
+        peer.handlers["run"] = lambda message, row: self.run(holder, message, row)
+        return peer
+
+    def _is_asked(self) -> bool:
+        return False
+
+
+async def play(world: Any, ledger: Ledger) -> None:
+    loop = asyncio.get_running_loop()
+    config = StackConfig(
+        environments=("mcqa",), share="machine", linger_s=LINGER_S * simloom.draw("lingers", 2)
+    )
+    clients = [world.host(f"client{n}") for n in range(CLIENTS)]
+    daemons: list[SimulatedDaemon] = []
+    serving: dict[asyncio.Task[Any], Any] = {}
+    starting, outside = asyncio.Lock(), contextvars.copy_context()
+    conversations: defaultdict[str, list[int]] = defaultdict(list)
+    happened: list[str] = []
+    ScriptedStack.up = 0
+
+    async def run(holder: LeaseHolder, message: dict[str, Any], row: bytes) -> Reply:
+        """Let the policy take some turns; the reward is the sum of what it said."""
+        name, began = message["rollout_id"], loop.time()
+        policy, said = holder._reachable(endpoint_from_wire(message["policy"])), []
+        ledger.paid[name] += 1
+        assert holder.daemon.running.config.environments == config.environments
+        if simloom.sometimes("rollout hangs", 5):
+            ledger.excuses[name] += 1
+            await asyncio.Event().wait()
+        for _ in range(1 + simloom.draw("turns", 3)):
+            answer = await policy.call({"model": "m", "messages": [{"role": "user", "content": name}]})
+            said.append(int(answer.body["choices"][0]["message"]["content"]))
+            await asyncio.sleep(seconds("tool", 1.0))
+        record = {
+            "id": name,
+            "environment": "mcqa",
+            "agent": "a",
+            "status": "completed",
+            "reward": float(sum(said)),
+        }
+        timing = {"total_s": loop.time() - began, "model_s": 0.0, "judge_s": 0.0}
+        return Reply(None, codec.dumps({**record, "calls": [], "requests": [], "timing": timing}))
+
+    async def start() -> SimulatedDaemon:
+        daemon = SimulatedDaemon(run)
+        daemon.host = world.host(f"daemon{len(daemons)}")
+        daemons.append(daemon)
+        # In this context, or the daemon would crash with the host of the client that starts it.
+        serving[outside.run(daemon.host.spawn, daemon.serve)] = daemon.host
+        await daemon.listening.wait()
+        return daemon
+
+    async def take() -> Lease:
+        for attempt in range(1, ATTEMPTS + 1):
+            async with starting:  # as the lock of the socket
+                latest = daemons[-1] if daemons else None
+                is_there = latest is not None and not latest.is_retired and not latest.host.crashed
+                daemon = latest if is_there and latest is not None else await start()
+            await asyncio.sleep(seconds("until it is accepted", 0.2))
+            lease = Lease(lambda: "the daemon is gone", None)
+            with contextlib.suppress(ConnectionError):
+                await loop.create_connection(lambda lease=lease: lease.peer, daemon.host.name, PORT)
+            try:
+                await lease.hello(config)
+                return lease
+            except BaseException as error:
+                await asyncio.shield(lease.goodbye())
+                if not isinstance(error, StackLostError) or lease.peer.heard or attempt == ATTEMPTS:
+                    raise
+                simloom.reached("came too late")
+        raise AssertionError
+
+    async def use(own: str) -> None:
+        async def policy(request: dict[str, Any]) -> str:
+            name = request["messages"][-1]["content"]
+            ledger.reached(name.partition("/")[0], own)
+            await asyncio.sleep(seconds("policy", 1.0))
+            number = simloom.draw("said", 100)
+            conversations[name].append(number)
+            ledger.deserved[name] = float(sum(conversations[name]))
+            return str(number)
+
+        async def roll_out(number: int) -> None:
+            name = f"{own}/{number}"
+            ledger.asked.add(name)
+            try:
+                with within(TIMEOUT_S, name):
+                    async with asyncio.timeout(None) as patience:
+                        if simloom.sometimes("rollout given up", 15):
+                            patience.reschedule(loop.time() + seconds("patience", 3.0))
+                        limits = RolloutLimits(timeout_s=TIMEOUT_S)
+                        rollout = await stack.run(
+                            ROW, policy=policy, environment="mcqa", rollout_id=name, limits=limits
+                        )
+            except TimeoutError:
+                ledger.excuses[name] += 1
+                return ledger.ended(name, failed="given up")
+            except StackLostError as error:
+                ledger.excuses[name] += len(happened)
+                return ledger.ended(name, failed=str(error))
+            if rollout.error is not None:
+                ledger.excuses[name] += len(happened)
+            return ledger.ended(
+                name, rollout.reward, failed=None if rollout.error is None else rollout.error.message
+            )
+
+        await asyncio.sleep(seconds("start of a client", 8.0))
+        try:
+            stack = await Stack._open(
+                config, take, Lease.goodbye, reconnect=bool(simloom.draw("reconnects", 2))
+            )
+        except GymgateError as error:
+            if not happened and not isinstance(error, StackStartError):
+                raise
+            return
+        try:
+            async with asyncio.TaskGroup() as rollouts:
+                for number in range(ROLLOUTS):
+                    rollouts.create_task(roll_out(number))
+        finally:
+            await stack.close()
+
+    def crash_client() -> None:
+        host = clients[0]
+        for name in [name for name in ledger.asked if str(name).startswith(f"{host.name}/")]:
+            ledger.asked.discard(name)
+        host.crash()
+
+    def crash_daemon() -> None:
+        if daemons and not daemons[-1].host.crashed:
+            happened.append("crash")
+            ScriptedStack.up -= daemons[-1]._stack is not None and daemons[-1]._stack.is_up
+            daemons[-1].host.crash()
+
+    def part() -> None:
+        if daemons:
+            happened.append("partition")
+            split(world, daemons[-1].host, clients[1], for_s=seconds("partition", 30.0))
+
+    with mock.patch.object(daemon_module, "RunningStack", ScriptedStack):
+        tasks = {host.spawn(lambda own=host.name: use(own)): host for host in clients}
+        await happen(
+            {"client crash": crash_client, "daemon crash": crash_daemon, "partition": part},
+            most=3,
+            over_s=15.0,
+        )
+        await ended(tasks)
+        world.net.heal()
+        world.host("repairs").crash()
+        with within(LINGER_S + STOPS_S, "the end of the stack after the last lease"):
+            await ended(serving)
+    ledger.left |= {
+        "stacks": lambda: ScriptedStack.up,
+        "leases": lambda: sum(len(daemon.leases) for daemon in daemons if not daemon.host.crashed),
+    }
+
+
+SCENE = Scene(
+    "leases",
+    play,
+    ("start fails", "rollout hangs", "rollout given up", "client crash", "daemon crash", "partition"),
+    deadline_s=300,
+)
