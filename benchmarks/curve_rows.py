@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.core.config import EnvironmentConfig
-from gymgate.gym.preparation import PrepareConfig, prepare
+from gymgate.gym.preparation import PrepareConfig, prepare_data
 
 Row = dict[str, Any]
 
@@ -59,7 +59,7 @@ def generated(task: str, **settings: int) -> Callable[[int, Path], list[Row]]:
 
     def make(number: int, directory: Path) -> list[Row]:
         arguments = ("--task", task, "--size", str(number), "--seed", "1", "--config", json.dumps(settings))
-        prepare(
+        prepare_data(
             PrepareConfig(
                 environment=EnvironmentConfig(name="reasoning_gym"),
                 splits=("train",),

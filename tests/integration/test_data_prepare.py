@@ -18,7 +18,7 @@ import pytest
 
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig, cache_dir
 from gymgate.core.errors import ConfigError, DataError, NeedMissingError, SetupError
-from gymgate.gym.preparation import Manifest, PrepareConfig, ScriptHelp, prepare
+from gymgate.gym.preparation import Manifest, PrepareConfig, ScriptHelp, prepare_data
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import ensure_runtime, open_catalog
 from gymgate.trl import NeMoGymSpec
@@ -98,7 +98,7 @@ def prepared(
 ) -> Manifest:
     agent = settings.pop("agent", None)
     config = PrepareConfig(environment=EnvironmentConfig(name=name, agent=agent), **settings)
-    return prepare(config, output, progress=progress)
+    return prepare_data(config, output, progress=progress)
 
 
 def gymgate(*arguments: str) -> subprocess.CompletedProcess[str]:

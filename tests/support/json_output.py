@@ -13,7 +13,7 @@ from gymgate.cli.cache import CacheListing, RemovalRecord
 from gymgate.cli.compare import ComparedRuns
 from gymgate.cli.list import ListedEnvironment
 from gymgate.cli.ps import StackListing
-from gymgate.cli.rollout_commands import RunSummary
+from gymgate.cli.rollout_commands import RunOutput
 from gymgate.cli.setup import SetupReport
 from gymgate.doctor import Finding
 from gymgate.gym.preparation import BlendResult, Manifest
@@ -31,8 +31,8 @@ OUTPUTS: dict[str, Any] = {
     "info": info.EnvironmentDescription,
     "list": list[ListedEnvironment],
     "ps": StackListing,
-    "rescore": RunSummary,
-    "run": RunSummary,
+    "rescore": RunOutput,
+    "run": RunOutput,
     "setup": SetupReport,
 }
 """By command."""

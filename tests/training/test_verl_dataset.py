@@ -27,7 +27,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from gymgate.core.config import EnvironmentConfig
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.gym.preparation import PrepareConfig, prepare
+from gymgate.gym.preparation import PrepareConfig, prepare_data
 from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.verl import NeMoGymDataset
 
@@ -81,7 +81,7 @@ def test_what_gymgate_data_prepare_leaves_is_read(tmp_path: Path) -> None:
     )
     prompt.write_text("system: Be brief.\nuser: 'Solve: {problem}'\n")
     environment = EnvironmentConfig(name="math_with_judge")
-    prepare(PrepareConfig(environment=environment, input=str(raw), prompt=str(prompt)), tmp_path / "out")
+    prepare_data(PrepareConfig(environment=environment, input=str(raw), prompt=str(prompt)), tmp_path / "out")
     dataset = made(str(tmp_path / "out" / "train.jsonl"))
     assert len(dataset) == 3
     item = dataset[2]

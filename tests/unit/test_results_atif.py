@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from gymgate.cli.export import command
 from gymgate.core.errors import ConfigError
-from gymgate.results.atif import MANIFEST, Conversation
+from gymgate.results.atif import MANIFEST, Trajectory
 from gymgate.rollouts.record import UNDELIVERED
 from gymgate.rollouts.row import row_key
 
@@ -161,22 +161,20 @@ def test_an_agent_may_answer_anything(answer: dict[str, Any], sources: list[str]
 
 
 def test_items_of_other_kinds_keep_their_content() -> None:
-    conversation = Conversation()
+    trajectory = Trajectory()
     picture = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
-    conversation.add(
-        {"role": "user", "content": [{"type": "input_text", "text": "see"}, picture]}, copied=True
-    )
-    conversation.add({"role": "assistant", "content": "an earlier answer"}, copied=True)
-    conversation.add({"type": "message", "role": "assistant", "content": "I look"})
-    conversation.add({"type": "function_call", "name": "look", "arguments": "{broken", "call_id": "a"})
-    conversation.add({"type": "web_search_call", "id": "w", "action": {"query": "q"}})
-    conversation.add(
+    trajectory.add({"role": "user", "content": [{"type": "input_text", "text": "see"}, picture]}, copied=True)
+    trajectory.add({"role": "assistant", "content": "an earlier answer"}, copied=True)
+    trajectory.add({"type": "message", "role": "assistant", "content": "I look"})
+    trajectory.add({"type": "function_call", "name": "look", "arguments": "{broken", "call_id": "a"})
+    trajectory.add({"type": "web_search_call", "id": "w", "action": {"query": "q"}})
+    trajectory.add(
         {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "x"}]}
     )
-    conversation.add({"type": "function_call_output", "call_id": "nobody", "output": "y"})
-    conversation.add({"role": "user", "content": "and now?"})
-    conversation.add({"type": "message", "role": "assistant", "content": "done"})
-    user, earlier, looking, orphan, again, done = conversation.steps
+    trajectory.add({"type": "function_call_output", "call_id": "nobody", "output": "y"})
+    trajectory.add({"role": "user", "content": "and now?"})
+    trajectory.add({"type": "message", "role": "assistant", "content": "done"})
+    user, earlier, looking, orphan, again, done = trajectory.steps
     assert user["message"][1] == {
         "type": "image", "source": {"media_type": "image/png", "path": "data:image/png;base64,AAAA"}
     }  # fmt: skip
@@ -190,7 +188,7 @@ def test_items_of_other_kinds_keep_their_content() -> None:
     assert looking["observation"]["results"] == [{"source_call_id": "a", "content": "x"}]
     assert orphan["observation"]["results"] == [{"content": "y"}]
     assert (again["source"], again["message"]) == ("user", "and now?")
-    assert conversation.sampled == [looking, done]
+    assert trajectory.sampled == [looking, done]
 
 
 def test_nothing_is_written_over_and_a_file_of_rollouts_is_refused(directory: Path) -> None:

@@ -25,7 +25,7 @@ def _eval(path: str) -> list[str]:
 
 
 def _trainer_that_reads_by_position(path: str) -> list[str]:
-    training.open_sources({"mcqa": path}, RuntimeConfig())
+    training.open_training_sources({"mcqa": path}, RuntimeConfig())
     return []
 
 

@@ -14,7 +14,7 @@ from gymgate.integrations.training.sources import (
     WeightedSource,
     blended,
     checked_weight,
-    open_sources,
+    open_training_sources,
     prompt_messages,
     read_rows,
 )
@@ -75,9 +75,9 @@ def test_a_weight_is_a_positive_number(weight: Any) -> None:
 def test_rows_of_an_environment_that_are_no_source(rows: Any) -> None:
     """A trainer's config is YAML: its values have any type. They are refused before anything is installed."""
     with pytest.raises(ConfigError, match="'mcqa'"):
-        open_sources({"mcqa": rows}, RuntimeConfig(python="/nowhere"))
+        open_training_sources({"mcqa": rows}, RuntimeConfig(python="/nowhere"))
     with pytest.raises(ConfigError, match="JSONL"):
-        open_sources(3, RuntimeConfig(python="/nowhere"))
+        open_training_sources(3, RuntimeConfig(python="/nowhere"))
 
 
 def test_prompts_name_what_is_no_text() -> None:

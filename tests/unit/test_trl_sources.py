@@ -9,7 +9,7 @@ import pytest
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.integrations.training.sources import WeightedSource, in_turn, read_rows
-from gymgate.integrations.trl.dataset import open_sources, weights_of
+from gymgate.integrations.trl.dataset import open_environment_rows, weights_of
 from gymgate.rollouts.row import make_row
 
 
@@ -46,5 +46,5 @@ def test_agents_of_an_environment_with_several_configs(tmp_path: Path) -> None:
     )
     environment = EnvironmentConfig(name="mcqa", config=("mcqa", str(tmp_path / "more.yaml")))
     config = StackConfig(environments=(environment,), runtime=RuntimeConfig(version="0.7.0"))
-    [source] = open_sources({"mcqa": 1.0}, "example", config)
+    [source] = open_environment_rows({"mcqa": 1.0}, "example", config)
     assert source.agents == {"mcqa_simple_agent"}

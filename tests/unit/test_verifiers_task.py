@@ -19,7 +19,7 @@ from gymgate.integrations.verifiers.taskset import (
     NeMoGymData,
     NeMoGymTask,
     NeMoGymTaskset,
-    record,
+    store_result,
 )
 from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
 
@@ -124,7 +124,7 @@ async def test_a_scored_rollout_has_reward_parts_and_metrics() -> None:
     trace = make_trace(task)
     usage = Usage(input_tokens=10, output_tokens=2, cached_tokens=4)
     judge = ModelCall(index=0, model_server="judge", dialect="chat", usage=usage)
-    record(
+    store_result(
         trace,
         make_rollout(
             reward=0.25,
@@ -148,7 +148,7 @@ async def test_a_rollout_without_a_reward_is_marked_unscored_not_zero(ended: str
     task = make_task()
     trace = make_trace(task)
     if ended:
-        record(trace, make_rollout(status=ended, reward_parts={"format": 1.0}))
+        store_result(trace, make_rollout(status=ended, reward_parts={"format": 1.0}))
         assert trace.agent.trainable is False
     await task.score(trace)
     assert trace.rewards == {"reward": None}
@@ -158,7 +158,7 @@ async def test_a_rollout_without_a_reward_is_marked_unscored_not_zero(ended: str
 async def test_a_masked_rollout_counts_for_nothing() -> None:
     task = make_task()
     trace = make_trace(task)
-    record(trace, make_rollout(status="masked", reward=0.0, metrics={"turns": 3.0}))
+    store_result(trace, make_rollout(status="masked", reward=0.0, metrics={"turns": 3.0}))
     await task.score(trace)
     assert trace.agent.trainable is False
     assert trace.rewards == {"reward": None}

@@ -27,8 +27,14 @@ from gymgate.cli.output import echo, log, print_json, print_table
 from gymgate.cli.texts import key_value
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError
-from gymgate.gym.preparation import Manifest, PrepareConfig, ScriptHelp, blend_files, parse_blend_file
-from gymgate.gym.preparation import prepare as prepare_data
+from gymgate.gym.preparation import (
+    Manifest,
+    PrepareConfig,
+    ScriptHelp,
+    blend_files,
+    parse_blend_file,
+    prepare_data,
+)
 
 
 @click.group("data")

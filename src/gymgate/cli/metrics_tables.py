@@ -14,8 +14,6 @@ from gymgate.runs.metrics import numbered
 from gymgate.runs.settings import example_note
 
 SHOWN_CAUSES = 5
-REPLAYED = "replayed"
-"""In the column `policy`, where recorded answers took the model's place."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -45,7 +43,7 @@ def print_results(
     columns = [Column("environment", [str(row["environment"]) or "?" for row in rows], left=True)]
     columns += _all_columns(rows) if wide else _columns(rows, ks)
     if replayed:
-        columns.append(Column("policy", [REPLAYED] * len(rows), left=True))
+        columns.append(Column("policy", ["replayed"] * len(rows), left=True))
     _print(columns, markdown=markdown, drop=not wide)
     if is_example and rows:
         echo(f"{chr(10) * markdown}{example_note(rows[-1]['tasks'])}")

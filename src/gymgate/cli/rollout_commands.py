@@ -88,7 +88,7 @@ CONDUCT_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class RunSummary:
+class RunOutput:
     """What `gymgate run --json` prints."""
 
     output: str | None
@@ -195,7 +195,7 @@ def finish(
     ]
     if as_json:
         usage = tasks.usage.rows(run.progress.prices)
-        print_json(summary_of(run, rows, usage, output, interrupted=interrupted, error=error))
+        print_json(run_output(run, rows, usage, output, interrupted=interrupted, error=error))
     else:
         for uneven in notes_on_tasks(tasks, ks):
             log(uneven)
@@ -254,7 +254,7 @@ async def _run_drainably(run: Collection, show: Show, on_rollout: OnRollout, bud
             timer.cancel()
 
 
-def summary_of(
+def run_output(
     run: Collection,
     rows: Sequence[Mapping[str, Any]],
     usage: Sequence[TokenUsage],
@@ -262,10 +262,10 @@ def summary_of(
     *,
     interrupted: bool,
     error: GymgateError | None,
-) -> RunSummary:
+) -> RunOutput:
     """Return a run's end as `--json` prints it; `rows` and `usage` are those of its tables."""
     progress = run.progress
-    return RunSummary(
+    return RunOutput(
         output=str(run.directory) if run.directory else None,
         replayed=run.replayed,
         total=progress.total,

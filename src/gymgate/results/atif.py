@@ -85,16 +85,16 @@ def trajectory_of(
     params = result.get("responses_create_params")
     params = params if isinstance(params, Mapping) else {}
     given, answered = items_of(result)
-    conversation = Conversation()
+    trajectory = Trajectory()
     if isinstance(params.get("instructions"), str):
-        conversation.add({"role": "system", "content": params["instructions"]}, copied=True)
+        trajectory.add({"role": "system", "content": params["instructions"]}, copied=True)
     for item in given:
-        conversation.add(item, copied=True)
+        trajectory.add(item, copied=True)
     for item in answered:
-        conversation.add(item)
+        trajectory.add(item)
     calls = [call for call in rollout.policy_calls if call.error is None and UNDELIVERED not in call.details]
-    _measure(rollout, conversation.sampled, calls)
-    steps = conversation.steps
+    _measure(rollout, trajectory.sampled, calls)
+    steps = trajectory.steps
     if not steps:  # the format wants one
         error = rollout.error
         why = f"{error.type}: {error.message}" if error else f"{rollout.status}, without a result"
@@ -127,7 +127,7 @@ def _extra(rollout: CollectedRollout) -> dict[str, Any]:
     }
 
 
-class Conversation:
+class Trajectory:
     """The steps of a trajectory, made of the items of a Responses conversation.
 
     A step of the agent is what one answer of the model held (reasoning, then a message, then calls of tools) and, as its

@@ -29,7 +29,7 @@ REWARD, CALLS, TOKENS, SECONDS = (
 )
 
 
-class Conversation(NamedTuple):
+class RolloutPart(NamedTuple):
     """What was said in a rollout, which finished or failed permanently."""
 
     order: Order
@@ -54,7 +54,7 @@ class ReportData:
     """The first words of each task; `task_names` makes names of them."""
     expected: dict[TaskKey, str] = field(default_factory=dict)
     """The right answer of each task that says it."""
-    conversations: dict[TaskKey, list[Conversation]] = field(default_factory=dict)
+    conversations: dict[TaskKey, list[RolloutPart]] = field(default_factory=dict)
     """Those of a task by seed and repeat."""
     places: list[tuple[int, TaskKey]] = field(default_factory=list)
     """The lines and keys of these tasks, in order."""
@@ -112,7 +112,7 @@ class ReportData:
         label = f"repeat {attempt.repeat}{seed}"
         part = {**conversation(attempt, label), "key": f"{attempt.task_key} {label}"}
         bisect.insort(
-            rollouts, Conversation(attempt.order, attempt.has_failed, part), key=lambda rollout: rollout.order
+            rollouts, RolloutPart(attempt.order, attempt.has_failed, part), key=lambda rollout: rollout.order
         )
 
     def task_names(self, tasks: Iterable[Task]) -> dict[TaskKey, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gymgate.gym.preparation.blending import BlendFile, BlendResult, blend_files, parse_blend_file
 from gymgate.gym.preparation.manifest import FileNote, Manifest, PrepareConfig, SourceNote
-from gymgate.gym.preparation.prepare import ScriptHelp, prepare
+from gymgate.gym.preparation.prepare import ScriptHelp, prepare_data
 
 __all__ = [
     "BlendFile",
@@ -16,5 +16,5 @@ __all__ = [
     "SourceNote",
     "blend_files",
     "parse_blend_file",
-    "prepare",
+    "prepare_data",
 ]

@@ -1,4 +1,4 @@
-"""`prepare`: the rows of an environment or benchmark, fetched, checked and ready to run."""
+"""`prepare_data`: the rows of an environment or benchmark, fetched, checked and ready to run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ScriptHelp(Exception):
     """A script was asked for its help (`--help` among its arguments), which is the message; nothing was prepared."""
 
 
-def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda _: None) -> Manifest:
+def prepare_data(config: PrepareConfig, output: Path, *, progress: Progress = lambda _: None) -> Manifest:
     """Write `train.jsonl`, `validation.jsonl` or `benchmark.jsonl`, and `manifest.json`, into `output`.
 
     Each file appears when all of them are complete. A second call fetches nothing, and needs no network. Raises

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gymgate.core.config import RuntimeConfig
-from gymgate.integrations.training.sources import Draws, columns_of, open_sources, prompt_messages
+from gymgate.integrations.training.sources import Draws, columns_of, open_training_sources, prompt_messages
 
 
 class NeMoGymDataset:
@@ -24,7 +24,7 @@ class NeMoGymDataset:
     """
 
     def __init__(self, files: Any, *, seed: int = 0, runtime: RuntimeConfig | None = None) -> None:
-        self.sources = open_sources(files, runtime or RuntimeConfig())
+        self.sources = open_training_sources(files, runtime or RuntimeConfig())
         self._draws = Draws(self.sources, seed=seed)
 
     def __len__(self) -> int:

@@ -121,7 +121,7 @@ def row_in(columns: Mapping[str, Any], advice: str) -> tuple[str, dict[str, Any]
     return str(columns.get(ENVIRONMENT, "")), codec.loads(columns[ROW].encode())
 
 
-def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
+def open_training_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
     """Open the sources that a trainer's config names: one or several files of rows that name their agent, or rows by
     environment, such as `{"mcqa": {"data": "train.jsonl", "weight": 2}, "calendar": "example"}`.
 

@@ -40,7 +40,7 @@ def weights_of(environments: str | Sequence[str] | Mapping[str, float]) -> dict[
     return weights
 
 
-def open_sources(
+def open_environment_rows(
     weights: Mapping[str, float], data: str | Mapping[str, str], config: StackConfig
 ) -> list[WeightedSource]:
     """Open the rows of each environment. `data` names one source for all of them, or one for each.

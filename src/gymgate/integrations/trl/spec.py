@@ -20,7 +20,7 @@ from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
 from gymgate.integrations.training.sources import blended, in_turn, read_rows
 from gymgate.integrations.training.spec import TrainingSpec
 from gymgate.integrations.trl.batch import RewardPart, SegmentChoice, check_weights, nemo_gym_reward, to_batch
-from gymgate.integrations.trl.dataset import locate, make_dataset, open_sources, weights_of
+from gymgate.integrations.trl.dataset import locate, make_dataset, open_environment_rows, weights_of
 from gymgate.integrations.trl.engine import (
     EngineSource,
     RendererSource,
@@ -120,7 +120,7 @@ class NeMoGymSpec:
     @cached_property
     def train_dataset(self) -> Dataset:
         """Rows of all environments, drawn by weight (see `blended`)."""
-        sources = open_sources(self.weights, self.settings.data, self.settings.stack)
+        sources = open_environment_rows(self.weights, self.settings.data, self.settings.stack)
         draws = islice(blended(sources, self.settings.seed), self.settings.rows)
         return make_dataset(read_rows(sources, draws), "train")
 
@@ -129,7 +129,7 @@ class NeMoGymSpec:
         """Every row of `eval_data` once; `None` without `eval_data`."""
         if self.settings.eval_data is None:
             return None
-        sources = open_sources(self.weights, self.settings.eval_data, self.settings.stack)
+        sources = open_environment_rows(self.weights, self.settings.eval_data, self.settings.stack)
         return make_dataset(read_rows(sources, in_turn(sources)), "eval")
 
     @property
@@ -197,7 +197,7 @@ class NeMoGymSpec:
         if trainer not in self._curricula:
             from gymgate.integrations.trl.batch_curriculum import BatchCurriculum
 
-            sources = open_sources(self.weights, self.settings.data, self.settings.stack)
+            sources = open_environment_rows(self.weights, self.settings.data, self.settings.stack)
             self._curricula[trainer] = BatchCurriculum(
                 self.settings.curriculum, sources, self.settings.seed, trainer
             )

@@ -16,7 +16,7 @@ from gymgate.integrations import stacks
 from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT
 from gymgate.integrations.failures import RolloutFailed, failure_of
 from gymgate.integrations.verifiers import PLUGIN_ID
-from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymConfig, NeMoGymData, log, record
+from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymConfig, NeMoGymData, log, store_result
 from gymgate.rollouts.row import input_items
 
 
@@ -64,7 +64,7 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
             rollout_id=trace.id,
             judge_policy=_judge_policy(run, ctx),
         )
-        record(trace, rollout)
+        store_result(trace, rollout)
         if rollout.limit == "max_calls":
             trace.stop("max_turns")  # what verifiers counts as truncated
         if reason := failure_of(rollout):

@@ -120,7 +120,7 @@ class NeMoGymTaskset(vf.Taskset[NeMoGymTask, NeMoGymConfig]):
         return view if asked or not self.config.is_demonstration else view.take(1)
 
 
-def record(trace: vf.Trace[Any], rollout: Rollout) -> None:
+def store_result(trace: vf.Trace[Any], rollout: Rollout) -> None:
     """Leave the rollout on the trace, JSON-serialisable: NeMo Gym's full result, and what `NeMoGymTask.gym` reads."""
     trace.info[INFO_KEY] = rollout.model_dump(mode="json", exclude={"calls"}, exclude_none=True)
     if not outcome_of(rollout, score_truncated=True).trained:  # verifiers' trainers decide on truncated ones

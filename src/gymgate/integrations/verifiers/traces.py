@@ -22,7 +22,7 @@ from gymgate.integrations.verifiers.taskset import (
     REWARD,
     UNSCORED,
     NeMoGymTask,
-    record,
+    store_result,
     usage_of,
 )
 from gymgate.results.tables import checked_table
@@ -83,7 +83,7 @@ def trace_of(rollout: CollectedRollout) -> WireTrace:
         stop_condition="max_turns" if rollout.status == "truncated" else "agent_completed",
         timing=Timing(start=whole.start, agent=agent),
     )
-    record(trace, rollout)
+    store_result(trace, rollout)
     parts = rollout.reward_parts if result.counted else {}
     trace.rewards = {name: Reward(score=part, weight=0.0) for name, part in parts.items()}
     trace.rewards[REWARD] = None if result.reward is None else Reward(score=result.reward)

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, get_worker_info
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
 from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig
-from gymgate.integrations.training.sources import Draws, columns_of, open_sources
+from gymgate.integrations.training.sources import Draws, columns_of, open_training_sources
 from gymgate.integrations.verl.reports import AT
 from gymgate.rollouts.row import input_items, row_key
 
@@ -46,7 +46,7 @@ class NeMoGymDataset(Dataset):  # type: ignore[misc]
     ) -> None:
         settings = plain((config or {}).get("nemo_gym")) or {}
         runtime = RuntimeConfig.model_validate(settings.get("runtime") or {})
-        self.sources = open_sources(plain(data_files), runtime)
+        self.sources = open_training_sources(plain(data_files), runtime)
         seed = int(settings.get("seed", 0))
         self._draws = Draws(self.sources, seed=seed, limit=max_samples)
         self.curriculum: Curriculum | None = None
