@@ -55,8 +55,9 @@ def append(run: Path, data: bytes) -> None:
 
 @contextlib.asynccontextmanager
 async def served(report: GrowingReport, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
-    """A view that looks for lines often; its URL and port."""
+    """A view that looks for changes often, however long a reading takes; its URL and port."""
     monkeypatch.setattr(view, "POLL_S", 0.01)
+    monkeypatch.setattr(view, "SHARE", 0)
     ready = asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -1,9 +1,10 @@
-"""The report of a run that grows: after each step it says what a report of all that is there says, and no line is read twice."""
+"""The report of a run that grows: after each step it says what a report of all that is there says, and its stamp tells when."""
 
 from __future__ import annotations
 
-import math
+import asyncio
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,14 @@ import pytest
 from test_results_report import RESULT, make_run
 
 from gymgate.core.errors import DataError
+from gymgate.results import view
 from gymgate.results.growing import GrowingReport
 from gymgate.results.page import keyed
 from gymgate.results.report import report_parts, title_of
 from gymgate.results.report_data import ReportData
-from gymgate.results.view import VersionedPage
+from gymgate.results.view import ReportView, VersionedPage
 from gymgate.runs.aggregate import Runs, read_tasks
-from gymgate.runs.record import LineReader, read_values
-
-FOREVER = math.inf
+from gymgate.runs.record import read_values
 
 
 def line(key: int, repeat: int, **fields: Any) -> dict[str, Any]:
@@ -51,9 +51,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def growing_parts(report: GrowingReport) -> tuple[str, list[Any]]:
-    """What a growing report says after it has read everything, as JSON; without its progress."""
-    while report.read(FOREVER):
-        pass
+    """What a growing report says, as JSON; without its progress."""
     title, parts = report.parts()
     return title, [part for part in orjson.loads(orjson.dumps(parts)) if "progress" not in part]
 
@@ -94,27 +92,12 @@ def test_at_any_time_it_says_what_a_report_says(tmp_path: Path, seed: int) -> No
             describe(path.parent, 15, (int(path.parent.name.split("-")[1]), 2))
         torn = dice.randrange(len(data))
         append(path, data[:torn])
-        report.read(FOREVER)
+        stamp = report.stamp()
         append(path, data[torn:])
+        assert report.stamp() != stamp
         if dice.random() < 0.5:
             assert growing_parts(report) == whole_parts(tmp_path)
     assert growing_parts(report) == whole_parts(tmp_path)
-
-
-def test_no_rollout_is_read_twice(tmp_path: Path) -> None:
-    describe(tmp_path, 4)
-    rollouts, failures = tmp_path / "rollouts.jsonl", tmp_path / "failures.jsonl"
-    append(rollouts, orjson.dumps(line(0, 0)) + b"\n")
-    append(failures, orjson.dumps(failure(0, 1, final=False)) + b"\n")
-    report = GrowingReport(tmp_path)
-    before = growing_parts(report)
-    with rollouts.open("r+b") as file:
-        file.write(b"x" * (rollouts.stat().st_size - 1))
-    assert growing_parts(report) == before
-    append(rollouts, orjson.dumps(line(0, 1)) + b"\n")
-    assert growing_parts(report) != before
-    with pytest.raises(DataError):
-        whole_parts(tmp_path)
 
 
 def test_a_page_changes_when_attempts_fail_and_at_no_other_time(tmp_path: Path) -> None:
@@ -122,35 +105,25 @@ def test_a_page_changes_when_attempts_fail_and_at_no_other_time(tmp_path: Path) 
     describe(tmp_path, 4)
     lines = (line(0, 0), line(0, 1), line(1, 0))
     append(tmp_path / "rollouts.jsonl", b"".join(orjson.dumps(each) + b"\n" for each in lines))
-    report, changes = GrowingReport(tmp_path), []
+    report, stamps = GrowingReport(tmp_path), []
     for more in (b"", b"", orjson.dumps(failure(1, 1, final=False)) + b"\n", b""):
         append(tmp_path / "failures.jsonl", more)
         _, parts = growing_parts(report)
-        changes.append(report.changes)
+        stamps.append(report.stamp())
         assert "pass@k is shown" not in str(parts)
-    first, second, third, fourth = changes
-    assert first == second < third == fourth
-
-
-def test_reading_stops_at_its_time_and_goes_on(tmp_path: Path) -> None:
-    describe(tmp_path, 20)
-    append(tmp_path / "rollouts.jsonl", b"".join(orjson.dumps(line(0, each)) + b"\n" for each in range(20)))
-    report, passes = GrowingReport(tmp_path), 1
-    while report.read(0.0):
-        passes += 1
-    assert passes == 21
-    assert report.parts()[1][0] == {"progress": {"done": 20, "total": 20}}
+    first, second, third, fourth = stamps
+    assert first == second != third == fourth
 
 
 def test_it_waits_for_a_run_and_its_first_rollout(tmp_path: Path) -> None:
     path = tmp_path / "run"
     report = GrowingReport(path)
-    assert not report.read(FOREVER)
+    stamp = report.stamp()
     title, [waiting] = report.parts()
     assert title == str(path)
     assert str(path) in waiting["note"]
     describe(path, 7)
-    report.read(FOREVER)
+    assert report.stamp() != stamp
     assert report.parts() == (title, [{"progress": {"done": 0, "total": 7}}, waiting])
     append(path / "rollouts.jsonl", orjson.dumps(line(0, 0)) + b"\n")
     assert growing_parts(report) == whole_parts(path)
@@ -164,6 +137,7 @@ def test_another_run_at_the_path_is_read_from_its_start(tmp_path: Path, change: 
     rollouts = tmp_path / "rollouts.jsonl"
     append(rollouts, b"".join(orjson.dumps(line(0, repeat)) + b"\n" for repeat in range(2)))
     report = GrowingReport(tmp_path)
+    stamp = report.stamp()
     growing_parts(report)
     if change == "extent":
         describe(tmp_path, 4)
@@ -175,17 +149,17 @@ def test_another_run_at_the_path_is_read_from_its_start(tmp_path: Path, change: 
     else:
         (tmp_path / "new").write_bytes(orjson.dumps(line(3, 3)) + b"\n" + orjson.dumps(line(3, 4)) + b"\n")
         (tmp_path / "new").replace(rollouts)
-    changes = report.changes
+    assert report.stamp() != stamp
     assert growing_parts(report) == whole_parts(tmp_path)
-    assert report.changes > changes
 
 
 def test_files_of_rollouts_grow_too(tmp_path: Path) -> None:
     """A run's file of rollouts, and one of NeMo Gym's collector with its failures next to it."""
     path = tmp_path / "rollouts.jsonl"
     report = GrowingReport(path)
-    report.read(FOREVER)
+    stamp = report.stamp()
     append(path, orjson.dumps(line(0, 0)) + b"\n")
+    assert report.stamp() != stamp
     assert growing_parts(report) == whole_parts(path)
     append(path, orjson.dumps(failure(0, 1, final=True)) + b"\n")
     assert growing_parts(report) == whole_parts(path)
@@ -197,7 +171,9 @@ def test_files_of_rollouts_grow_too(tmp_path: Path) -> None:
     assert growing_parts(report) == whole_parts(gym)
     for index in (1, 2):
         failed = {**named, "_ng_rollout_index": index, "_ng_failure_class": "timeout"}
+        stamp = report.stamp()
         append(tmp_path / "gym_failures.jsonl", orjson.dumps(failed) + b"\n")
+        assert report.stamp() != stamp
         assert growing_parts(report) == whole_parts(gym)
 
 
@@ -208,24 +184,52 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
     growing_parts(report)
     append(tmp_path / "rollouts.jsonl", b"{torn\n")
     with pytest.raises(DataError) as raised:
-        report.read(FOREVER)
+        report.parts()
     assert raised.value.line == 2
 
 
-def test_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    reader = LineReader(path)
-    assert [*reader.values()] == []
+    assert [*read_values(path)] == []
     append(path, b'{"a": 1}\n\n{"a"')
-    assert [*reader.values()] == [(1, {"a": 1})]
+    assert [*read_values(path)] == [(1, {"a": 1})]
     append(path, b": 2}\n")
-    assert [*reader.values()] == [(3, {"a": 2})]
+    assert [*read_values(path)] == [(1, {"a": 1}), (3, {"a": 2})]
     append(path, b'{"a": 3}')
-    assert [*reader.values()] == [(4, {"a": 3})]
+    assert [*read_values(path)] == [(1, {"a": 1}), (3, {"a": 2}), (4, {"a": 3})]
     append(path, b'\n{"a": 4}\n')
-    assert [*reader.values()] == [(5, {"a": 4})]
     assert [*read_values(path)] == [(1, {"a": 1}), (3, {"a": 2}), (4, {"a": 3}), (5, {"a": 4})]
-    assert not reader.replaced
+
+
+def test_a_run_that_takes_long_to_read_is_read_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that grows all the time, and takes a second to read, gets a page each 11 s; one without change is only looked at."""
+    pauses: list[float | None] = []
+    now, readings = 0.0, 0
+
+    class Report(GrowingReport):
+        def stamp(self) -> dict[Path, Any]:
+            return {self.path: min(len(pauses), 3)}
+
+        def parts(self) -> tuple[str, list[Any]]:
+            nonlocal now, readings
+            readings, now = readings + 1, now + 1.0
+            return "title", []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            if len(pauses) == 6:
+                self.set()
+            return self.is_set()
+
+    monkeypatch.setattr("gymgate.results.view.time.monotonic", lambda: now)
+    loop = asyncio.new_event_loop()
+    ReportView(Report(tmp_path))._follow(loop.create_future(), Stop())
+    loop.close()
+    assert readings == 4
+    assert pauses == [10.0, 10.0, 10.0, 10.0, view.POLL_S, view.POLL_S]
 
 
 def test_a_page_says_what_changed_since_each_version() -> None:
@@ -248,14 +252,10 @@ def test_a_part_keeps_its_key_while_the_run_grows(tmp_path: Path) -> None:
     """A rollout of another row is a task more, and nothing that was said in other rollouts is another part."""
     make_run(tmp_path / "run")
     report = GrowingReport(tmp_path / "run")
-    while report.read(FOREVER):
-        pass
     parts = report.parts()[1]
     before = {key: part for key, part in keyed(parts) if not {"note", "headline"} & {*part}}
     assert len({key for key, _ in keyed(parts)}) == len(parts)
     append(tmp_path / "run" / "rollouts.jsonl", orjson.dumps(line(7, 0)) + b"\n")
-    while report.read(FOREVER):
-        pass
     after = dict(keyed(report.parts()[1]))
     assert before.keys() <= after.keys()
     assert all(part == after[key] for key, part in before.items() if "rollout" in part)

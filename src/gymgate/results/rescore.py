@@ -18,7 +18,7 @@ from gymgate.runs.attempts import Attempt
 from gymgate.runs.gym_rollouts import TASK, failures_beside, inputs_beside, stored_attempts
 from gymgate.runs.layout import FAILURES, ROLLOUTS, RUN, read_run, run_directories, run_of_file
 from gymgate.runs.plan import WHOLE, Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
-from gymgate.runs.record import LineReader, read_values
+from gymgate.runs.record import read_values
 from gymgate.runs.rows import RowReader
 from gymgate.runs.run import Collection
 from gymgate.runs.settings import differences
@@ -83,7 +83,7 @@ class StoredRun:
             self._read_settings(directories)
             files = [directory / name for directory in directories for name in (ROLLOUTS, FAILURES)]
         for file in files:
-            for position, attempt in enumerate(stored_attempts(LineReader(file))):
+            for position, attempt in enumerate(stored_attempts(file)):
                 self._add(file, position, attempt)
         self._refuse_empty()
 

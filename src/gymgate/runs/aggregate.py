@@ -23,7 +23,6 @@ from gymgate.runs.layout import (
     run_of_file,
 )
 from gymgate.runs.plan import IdentitySet
-from gymgate.runs.record import LineReader
 from gymgate.runs.settings import context_overflow_of, differences, is_example
 from gymgate.runs.tasks import CollectedTasks
 
@@ -65,11 +64,10 @@ class Run(NamedTuple):
 
 
 class Reading:
-    """How far the rollouts of a run have been read, and which of its plan were there."""
+    """The rollouts of a run as they are read, and which of its plan were there."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.lines = LineReader(run.rollouts)
         self.planned = None if run.extent is None else read_planned(run.path, run.extent)
         self.there, self.strange, self.twice = IdentitySet(), IdentitySet(), IdentitySet()
         """Rollouts of the plan, others, and those that an earlier line or run has too."""
@@ -79,8 +77,8 @@ class Reading:
         """Those among the rollouts: NeMo Gym's file has failed ones, too."""
 
     def rollouts(self) -> Iterator[Attempt]:
-        """Yield the next finished rollouts."""
-        for attempt in stored_attempts(self.lines):
+        """Yield its finished rollouts."""
+        for attempt in stored_attempts(self.run.rollouts):
             if attempt.has_failed:
                 self._failed.append(attempt)
                 continue
@@ -94,7 +92,7 @@ class Reading:
         if self.run.is_file:
             yield from read_gym_failures(self.run.path)
         else:
-            yield from stored_attempts(LineReader(self.run.path / FAILURES))
+            yield from stored_attempts(self.run.path / FAILURES)
 
 
 class Runs:
@@ -157,11 +155,6 @@ class Runs:
     def rollouts(self) -> Iterator[Attempt]:
         """Yield every finished rollout, from the first one. Raises `ConfigError` at the end if some are in two runs."""
         self._start_over()
-        yield from self.new_rollouts()
-        self.take_notes()
-
-    def new_rollouts(self) -> Iterator[Attempt]:
-        """Yield the rollouts that finished since the last call."""
         for reading in self._readings:
             for attempt in reading.rollouts():
                 self._environments[_row_name(reading.run, attempt)] = attempt.environment
@@ -170,6 +163,7 @@ class Runs:
                 else:
                     reading.also_in = reading.also_in or self._first_with(attempt)
                     reading.twice.add(attempt.identity)
+        self._take_notes()
 
     def failures(self) -> Iterator[Attempt]:
         """Yield the failure of every rollout that failed permanently and finished in no run; call it after `rollouts`."""
@@ -185,19 +179,7 @@ class Runs:
         for reading in {reading.run.path.resolve(): reading for reading in self._readings}.values():
             yield from self._placed(reading)
 
-    def find_shards(self) -> bool:
-        """Find shards that were started since; false if what was read before is no longer what is there."""
-        runs = {run.path: run for run in runs_at(self.paths[0])}
-        if any(runs.pop(run.path, None) != run for run in self.runs):
-            return False
-        if any(reading.lines.replaced for reading in self._readings):
-            return False
-        for run in runs.values():
-            self._add(run)
-            self._readings.append(Reading(run))
-        return True
-
-    def take_notes(self) -> None:
+    def _take_notes(self) -> None:
         """Note gaps, lost and strange rollouts, and duplicates. Raises `ConfigError` for the last, unless the first is taken."""
         self.missing_shards = [*self._missing_shards(), *self._uneven_shards()]
         self.missing, self.lost, self.notes, overlaps = [*self._without], [], [], []
@@ -313,26 +295,14 @@ def read_tasks(
     for attempt in runs.rollouts():
         collected.add(attempt, answer_key)
         see(attempt)
-    add_failures(runs, collected, see, see_attempt)
-    collected.missing = runs.missing
-    return collected
-
-
-def add_failures(
-    runs: Runs,
-    collected: CollectedTasks,
-    see: Callable[[Attempt], None],
-    see_attempt: Callable[[Attempt], None],
-) -> None:
-    """Add what failed in runs whose finished rollouts were added, and the notes on them but for what is missing."""
     for attempt in runs.failures():
         collected.fail(attempt)
         see(attempt)
     for attempt in runs.failed_attempts():
         collected.usage.add(attempt.environment, attempt.tokens)
         see_attempt(attempt)
-    collected.lost, collected.strange = runs.lost, runs.notes
-    collected.missing = runs.missing_shards
+    collected.lost, collected.strange, collected.missing = runs.lost, runs.notes, runs.missing
+    return collected
 
 
 def refuse_empty(runs: Runs, collected: CollectedTasks) -> None:

@@ -15,7 +15,7 @@ from gymgate.rollouts.result import status_of
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.row_fields import agent_of
 from gymgate.runs.attempts import Attempt
-from gymgate.runs.record import LineReader, line_error, read_values
+from gymgate.runs.record import line_error, read_values
 from gymgate.runs.rows import RowReader
 
 if TYPE_CHECKING:
@@ -78,10 +78,9 @@ def to_gym(attempt: Attempt, numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {**result, **numbers}
 
 
-def stored_attempts(reader: LineReader) -> Iterator[Attempt]:
+def stored_attempts(path: Path) -> Iterator[Attempt]:
     """Yield rollouts that NeMo Gym collected, and lines of a run's rollouts. Raises `DataError` with path and line."""
-    path = reader.path
-    for line, value in reader.values():
+    for line, value in read_values(path):
         yield Attempt.read(
             value if "row_key" in value else from_gym(_numbered(value, path, line), path, line), path, line
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -91,69 +90,28 @@ def _short(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in call.items() if value not in (None, {})} for call in calls]
 
 
-class LineReader:
-    """Reads whole lines of a file, and later on the lines that were appended since."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._number = 0
-        self._offset = 0
-        self._inode = 0
-
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the next whole lines with their 1-based numbers, nothing if there is no such file.
-
-        A torn last line, of a run under way or one that was killed, is left out until it is whole; a whole object only lacks
-        its line ending, which other programs may not write.
-        """
-        try:
-            with open_regular(self.path, _READ) as file:
-                self._inode = os.fstat(file.fileno()).st_ino
-                file.seek(self._offset)
-                for line in file:
-                    number, is_ended = self._number + 1, line.endswith(b"\n")
-                    if not is_ended and not _is_object(line):
-                        return
-                    self._number += is_ended
-                    self._offset += len(line)
-                    if not line.isspace():
-                        yield number, line
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise DataError(f"cannot read {self.path}: {error.strerror}", path=str(self.path)) from error
-
-    def values(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the next lines as dicts with their numbers. Raises `DataError` with path and line."""
-        for number, line in self.lines():
-            try:
-                yield number, codec.loads_object(line)
-            except ValueError as error:
-                raise line_error(self.path, number, error) from error
-
-    @property
-    def replaced(self) -> bool:
-        """Whether lines that were read are no longer the beginning of the file."""
-        if not self._offset:
-            return False
-        try:
-            stat = self.path.stat()
-        except OSError:
-            return True
-        return stat.st_ino != self._inode or stat.st_size < self._offset
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        codec.loads_object(line)
-    except ValueError:
-        return False
-    return True
-
-
 def read_values(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the whole lines of a file as dicts; see `LineReader.values`."""
-    return LineReader(path).values()
+    """Yield the whole lines of a file as dicts with their 1-based numbers, nothing if there is no such file.
+
+    Raises `DataError` with path and line. A torn last line, of a run under way or one that was killed, is left out; a whole
+    object only lacks its line ending, which other programs may not write.
+    """
+    try:
+        with open_regular(path, _READ) as file:
+            for number, line in enumerate(file, 1):
+                if line.isspace():
+                    continue
+                try:
+                    value = codec.loads_object(line)
+                except ValueError as error:
+                    if not line.endswith(b"\n"):
+                        return
+                    raise line_error(path, number, error) from error
+                yield number, value
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", path=str(path)) from error
 
 
 def line_error(path: Path, line: int, reason: object) -> DataError:

@@ -160,13 +160,6 @@ class CollectedTasks:
         self.counts.outcomes["failed"] += attempt.order not in task.failures
         task.failures |= {attempt.order}
 
-    def forget_failures(self) -> None:
-        """Forget which rollouts failed: they are read anew."""
-        self.tasks = {key: task for key, task in self.tasks.items() if task.scores}
-        for task in self.tasks.values():
-            task.failures = frozenset()
-        self.counts.outcomes["failed"] = 0
-
     def _shared(self, score: Score) -> Score:
         """Return an equal score that is there already."""
         if len(self._scores) < _MOST_SHARED:
