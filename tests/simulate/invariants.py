@@ -48,8 +48,8 @@ class Ledger:
     """Why it may have been worked on again."""
     recorded: Counter[Hashable] = field(default_factory=Counter)
     """How often it was worked on by the record that the caller gets, for scenes that have one."""
-    strayed: list[str] = field(default_factory=list)
-    """Calls that reached another endpoint than their own."""
+    wrong: list[str] = field(default_factory=list)
+    """What a scripted part saw and could not raise, e.g. a call that reached another endpoint than its own."""
     stored: Counter[Hashable] = field(default_factory=Counter)
     told: Counter[Hashable] = field(default_factory=Counter)
     left: dict[str, Callable[[], int]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Ledger:
     def reached(self, own: str, endpoint: str) -> None:
         """Note that a call of `own` reached an endpoint."""
         if own != endpoint:
-            self.strayed.append(f"a call for {own} reached {endpoint}")
+            self.wrong.append(f"a call for {own} reached {endpoint}")
 
     def check(self) -> None:
         """Raise `Violation` for the first promise that does not hold."""
@@ -80,8 +80,8 @@ class Ledger:
                     raise Violation(f"{name} got {end.value!r} and deserves {self.deserved.get(name)!r}")
                 if end.failed is not None and not self.excuses[name]:
                     raise Violation(f"{name} failed with {end.failed} although nothing happened to it")
-        if self.strayed:
-            raise Violation("; ".join(self.strayed))
+        if self.wrong:
+            raise Violation("; ".join(self.wrong))
         for name, times in self.paid.items():
             if times > 1 + self.reasons[name]:
                 raise Violation(

@@ -26,6 +26,7 @@ from simloom import SimNetwork, SimTransport
 FIRST_NUMBER = 1_000_000
 """Of a simulated socket: beyond any real descriptor."""
 FIRST_PORT = 20_000
+LOOPBACK = "127.0.0.1"
 
 
 class _Socket:
@@ -70,7 +71,10 @@ def entered() -> Iterator[None]:
 
         def poll(self, timeout: float) -> list[tuple[int, int]]:
             transport: Any = transports.get(self._number)
-            waits = transport is None or transport._inbox or transport._closed
+            if transport is None or transport._closed:
+                return [(self._number, select.POLLIN)]
+            is_near = transport.get_extra_info("peername")[0] == LOOPBACK  # what was sent has arrived
+            waits = transport._inbox or (is_near and transport._pending)
             return [(self._number, select.POLLIN)] if waits else []
 
     # What a kernel knows of the other's: data acknowledge what had arrived when they were sent, not when they arrive.

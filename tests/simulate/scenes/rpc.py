@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from typing import Any
 
@@ -15,6 +16,8 @@ from scenes.faults import ended, happen, seconds, split
 
 CLIENTS, CALLS = 3, 4
 PORT = 7000
+UNNOTICED_S = 0.1
+"""For a cancel to reach the daemon."""
 
 
 async def play(world: Any, ledger: Ledger) -> None:
@@ -22,6 +25,8 @@ async def play(world: Any, ledger: Ledger) -> None:
     ends: list[Peer] = []
     shaken = Counter[Any]()
     """Times that the connections of a client were broken."""
+    given_up: dict[str, float] = {}
+    """When, for calls that reach the daemon without a partition."""
 
     def accept() -> Peer:
         async def work(message: dict[str, Any], body: bytes) -> Reply:
@@ -30,6 +35,8 @@ async def play(world: Any, ledger: Ledger) -> None:
             await asyncio.sleep(seconds("work", 1.0))
             answer = await peer.exchange("policy", {"name": name}, body) if message["asks"] else Reply(0)
             ledger.deserved[name] = (f"{name} done", answer.body)
+            if asyncio.get_running_loop().time() > given_up.get(name, math.inf) + UNNOTICED_S:
+                ledger.wrong.append(f"the work of {name} went on after its caller gave it up")
             return Reply(f"{name} done", answer.body)
 
         peer = Peer({"work": work}, on_lost=lambda: ends.remove(peer))
@@ -53,6 +60,8 @@ async def play(world: Any, ledger: Ledger) -> None:
         except TimeoutError:
             ledger.excuses[name] += 1
             ledger.ended(name, failed="given up")
+            if own != hosts[0].name:  # it may be parted from the daemon
+                given_up[name] = asyncio.get_running_loop().time()
         except StackLostError:
             ledger.excuses[name] += shaken[own]
             ledger.ended(name, failed="lost")
