@@ -420,19 +420,13 @@ def test_answer_is_a_complete_response() -> None:
         ({"content": None}, ["message"], ""),
         ({"content": ""}, ["message"], ""),
         ({}, ["message"], ""),
-        ({"content": None, "reasoning_content": "r"}, ["reasoning", "message"], ""),
         ({"content": "<think>a</think>b<think>c</think>"}, ["reasoning", "message"], "b"),
         ({"content": "<think>never closed"}, ["message"], "<think>never closed"),
         ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, ["message"], "ab"),
         ({"content": "x", "reasoning_details": [{"text": "r"}]}, ["reasoning", "message"], "x"),
-        (
-            {"content": "<think>a</think>b", "reasoning_content": "r"},
-            ["reasoning", "message"],
-            "<think>a</think>b",
-        ),
     ],
 )
-def test_there_is_always_a_message_or_a_call(message: Json, expected: list[str], text: str) -> None:
+def test_the_text_of_an_answer(message: Json, expected: list[str], text: str) -> None:
     response = answer(message)
     assert kinds(response) == expected
     assert text_of(response) == text

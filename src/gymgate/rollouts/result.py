@@ -138,10 +138,15 @@ def judge_failed(result: Mapping[str, Any]) -> bool:
 
 
 def is_incomplete(response: Any) -> bool:
-    """Whether the agent's last model call ended early."""
+    """Whether a limit ended the agent's last model call."""
     if not isinstance(response, dict):
         return False
-    return response.get("status") == "incomplete" or bool(response.get("incomplete_details"))
+    if response.get("incomplete_details"):
+        return True
+    metadata = response.get("metadata")
+    # So nemo-gym 0.7's simple_agent marks an answer that the model ended by itself, without a message or a call.
+    ended_itself = isinstance(metadata, dict) and "ng_termination_reason" in metadata
+    return response.get("status") == "incomplete" and not ended_itself
 
 
 def error_fields(error: GymgateError) -> dict[str, Any]:

@@ -120,17 +120,15 @@ def with_call_ids(answer: Json) -> Json:
 
 
 def read_content(answer: Json) -> AnswerContent:
-    """Read a checked chat answer; `<think>` tags count as reasoning where no field carries it, as in Gym's server."""
+    """Read a checked chat answer as Gym's server does: it puts reasoning into `<think>` tags in the text, then reads all tags."""
     choice = answer["choices"][0]
     message = choice["message"]
     content = message.get("content")
     text = content if isinstance(content, str) else joined_text(content or [])
     reasoning, style = message_reasoning(message)
-    thoughts = [reasoning] if reasoning else []
-    if not thoughts:
-        thoughts, text = split_think_tags(text)
-        thoughts = [thought for thought in thoughts if thought]
-        style = THINK_TAGS if thoughts else None
+    thoughts, text = split_think_tags(f"<think>{reasoning}</think>{text}" if reasoning else text)
+    if thoughts and not reasoning:
+        style = THINK_TAGS
     calls = message.get("tool_calls") or []
     finish = str(choice.get("finish_reason") or ("tool_calls" if calls else "stop"))
     return AnswerContent(thoughts, style, text, str(message.get("refusal") or ""), calls, finish)
@@ -197,16 +195,15 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def _output(content: AnswerContent, logprobs: list[Json] | None, status: str) -> list[Json]:
-    """Items for reasoning, message and calls.
+    """Items for reasoning, message and calls; an empty answer is an empty message, and only that, as in Gym's server.
 
-    There is always a message or a call, even if the message is empty: without one nemo-gym 0.4.0's simple_agent asks
-    again for ever, and environments that look for the last message fail instead of scoring the empty text.
+    A message after mere reasoning would be scored as the answer, and nemo-gym 0.7's agent would not see `incomplete_reasoning`.
     """
     items: list[Json] = []
     if content.reasoning:
         summary = [{"type": "summary_text", "text": thought} for thought in content.reasoning]
         items.append({"id": new_id("rs"), "type": "reasoning", "summary": summary})
-    if content.text or content.refusal or not content.tool_calls:
+    if content.text or content.refusal or not (content.reasoning or content.tool_calls):
         items.append(_message_item(content, logprobs, status))
     return [*items, *map(_call_item, content.tool_calls)]
 
@@ -349,7 +346,7 @@ def _blocks(content: AnswerContent) -> list[Json]:
     blocks: list[Json] = [
         {"type": "thinking", "thinking": text, "signature": _SIGNATURE} for text in content.reasoning
     ]
-    if (text := content.text + content.refusal) or not content.tool_calls:
+    if (text := content.text + content.refusal) or not (content.reasoning or content.tool_calls):
         blocks.append({"type": "text", "text": text})
     for call in content.tool_calls:
         name, arguments = call_of(call)
