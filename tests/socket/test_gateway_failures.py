@@ -510,6 +510,34 @@ async def test_a_context_overflow_is_answered_as_nemo_gyms_vllm_server_does(
         assert call.usage == Usage()
 
 
+@pytest.mark.parametrize("limits", [None, REFUSING])
+async def test_an_overflow_after_which_the_agent_goes_on_is_no_limit(limits: RolloutLimits | None) -> None:
+    """One that compacts its history, say. A call that was under way at the time, such as one for a title, says nothing."""
+    is_full, going_on = True, asyncio.Event()
+
+    async def script(seen: Seen) -> web.StreamResponse:
+        if seen.body["messages"] != BODY["messages"]:
+            await going_on.wait()
+        elif is_full:
+            return web.json_response({"message": VLLM_OVERFLOW}, status=400)
+        return web.json_response(chat_answer())
+
+    async with upstream(script) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint(), limits=limits)
+        title = asyncio.create_task(post(route, {"messages": [{"role": "user", "content": "A title?"}]}))
+        await policy.arrivals(1)
+        await post(route)
+        going_on.set()
+        assert (await title)[0] == 200
+        assert route.truncated == "context_length"
+        is_full = False
+        assert (await post(route))[0] == 200
+        assert route.truncated is None
+        is_full = True
+        await post(route)
+        assert route.truncated == "context_length"
+
+
 async def test_an_overflow_that_nemo_gyms_vllm_server_would_not_answer_is_refused() -> None:
     """That of a Responses endpoint, and that of a function, whose SDK has a limit of its own."""
 

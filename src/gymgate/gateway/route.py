@@ -113,6 +113,8 @@ class Route:
         self._conversations: dict[str, Conversations] = {}
         """By model server."""
         self._policy_calls = 0
+        self._overflowed_at = 0
+        """The calls so far when a call exceeded the context last."""
         self._running: set[Call] = set()
         self.repeated = RetryDeduplicator()
         """The calls whose answers may be asked for again."""
@@ -295,6 +297,8 @@ class Route:
             if backend.dialect != dialect:
                 call.upstream_request = self.requests.add(upstream)
                 call.upstream_response = answer.raw or codec.dumps_to_keep(answer.body)
+        if call.record.model_server == POLICY and "overflow" not in answer.details:
+            self._note_recovery(call)
         call.record.usage = usage
         call.record.finish_reason = finish_reason_of(answer.body, backend.dialect)
         tokens = token_data_of(answer.body, backend.dialect)
@@ -319,9 +323,18 @@ class Route:
         is_answered = self._answers_overflow and call.record.model_server == POLICY and is_endpoint
         if not is_answered or error.status_code != 400 or error.code != CONTEXT_OVERFLOW:
             raise error
-        self.truncated = "context_length"
+        self._note_overflow()
         logger.info("rollout %s: call %d: %s", self.rollout_id, call.record.index, error.message)
         return BackendAnswer(overflow_answer(upstream.get("model")), details={"overflow": error.message})
+
+    def _note_overflow(self) -> None:
+        self.truncated = "context_length"
+        self._overflowed_at = self.counts.total()
+
+    def _note_recovery(self, call: Call) -> None:
+        """Forget an overflow if its agent goes on: this later call to the policy was answered, so no limit ended the rollout."""
+        if self.truncated == "context_length" and call.record.index >= self._overflowed_at:
+            self.truncated = None
 
     def _fail(self, call: Call, error: GymgateError, status: int) -> None:
         if self.closed:
@@ -341,7 +354,7 @@ class Route:
         if call.record.model_server == POLICY:
             self.failure = self.failure or error
             if status == 400 and isinstance(error, PolicyError) and is_context_overflow(code, error.message):
-                self.truncated = "context_length"
+                self._note_overflow()
         logger.info("rollout %s: call %d: %s", self.rollout_id, call.record.index, error.message)
 
 
