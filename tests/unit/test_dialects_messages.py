@@ -32,7 +32,7 @@ def test_conversation() -> None:
             "content": [
                 {"type": "thinking", "thinking": "hm", "signature": ""},
                 {"type": "text", "text": "ok"},
-                {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}},
+                use({"x": 1}),
             ],
         },
         {
@@ -134,40 +134,48 @@ def call(arguments: str) -> Json:
     return {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
+def text(value: str) -> Json:
+    return {"type": "text", "text": value, "citations": None}
+
+
+def use(given: Json) -> Json:
+    return {"type": "tool_use", "id": "a", "name": "f", "input": given, "caller": {"type": "direct"}}
+
+
 @pytest.mark.parametrize(
     ("answer", "blocks", "stop_reason"),
     [
-        (chat_answer(content="x"), [{"type": "text", "text": "x"}], "end_turn"),
-        (chat_answer(content=None), [{"type": "text", "text": ""}], "end_turn"),
-        (chat_answer("length", content="x"), [{"type": "text", "text": "x"}], "max_tokens"),
-        (chat_answer("content_filter", content="x"), [{"type": "text", "text": "x"}], "refusal"),
-        (chat_answer(content=None, refusal="no"), [{"type": "text", "text": "no"}], "refusal"),
+        (chat_answer(content="x"), [text("x")], "end_turn"),
+        (chat_answer(content=None), [text("")], "end_turn"),
+        (chat_answer("length", content="x"), [text("x")], "max_tokens"),
+        (chat_answer("content_filter", content="x"), [text("x")], "refusal"),
+        (chat_answer(content=None, refusal="no"), [text("no")], "refusal"),
         (
             chat_answer("tool_calls", content=None, reasoning="r", tool_calls=[call('{"x": 1}')]),
             [
                 {"type": "thinking", "thinking": "r", "signature": "Z3ltZ2F0ZQ=="},
-                {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}},
+                use({"x": 1}),
             ],
             "tool_use",
         ),
         (
             chat_answer(content=None, tool_calls=[call('{"x": 1180591620717411303425}')]),
-            [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 2**70 + 1}}],
+            [use({"x": 2**70 + 1})],
             "tool_use",
         ),
         (
             chat_answer("length", content=None, tool_calls=[call("{}")]),
-            [{"type": "tool_use", "id": "a", "name": "f", "input": {}}],
+            [use({})],
             "max_tokens",
         ),
         (
             chat_answer(content=None, tool_calls=[call("[1]")]),
-            [{"type": "tool_use", "id": "a", "name": "f", "input": {"arguments": "[1]"}}],
+            [use({"arguments": "[1]"})],
             "tool_use",
         ),
         (
             chat_answer(content=None, tool_calls=[call("{broken")]),
-            [{"type": "tool_use", "id": "a", "name": "f", "input": {"arguments": "{broken"}}],
+            [use({"arguments": "{broken"})],
             "tool_use",
         ),
     ],
@@ -177,12 +185,39 @@ def test_answer(answer: Json, blocks: list[Json], stop_reason: str) -> None:
     assert message["content"] == blocks
     assert (message["type"], message["role"], message["model"]) == ("message", "assistant", "up")
     assert (message["stop_reason"], message["stop_sequence"]) == (stop_reason, None)
-    assert message["usage"] == {
+    counts = {name: count for name, count in message["usage"].items() if count is not None}
+    assert counts == {
         "input_tokens": 2,
         "cache_read_input_tokens": 3,
         "cache_creation_input_tokens": 0,
         "output_tokens": 2,
     }
+
+
+def test_fields_that_anthropics_schema_requires_are_there_plain_and_streamed() -> None:
+    """The names are those that its schema of November 2026 requires; clients made from a schema refuse a message without them."""
+    whole = {
+        "id",
+        "type",
+        "role",
+        "content",
+        "model",
+        "stop_reason",
+        "stop_sequence",
+        "stop_details",
+        "usage",
+        "container",
+    }
+    counts = {"input_tokens", "output_tokens", "output_tokens_details", "server_tool_use"}
+    counts |= {"cache_creation_input_tokens", "cache_read_input_tokens"}
+    message = translate_answer(chat_answer(content="x"), {"messages": []}, "chat", "messages")
+    events = b"".join(encode_stream(message, "messages", {})).decode().split("\n\n")
+    [start, *_, delta, _] = [json.loads(event.partition("data: ")[2]) for event in events if event]
+    for given in (message, start["message"]):
+        assert given.keys() == whole
+        assert given["usage"].keys() == counts | {"cache_creation", "inference_geo", "service_tier"}
+    assert delta["delta"].keys() == {"stop_reason", "stop_sequence", "stop_details", "container"}
+    assert delta["usage"].keys() >= counts
 
 
 @pytest.mark.parametrize(("strict", "sent"), [({}, False), ({"strict": True}, True)])

@@ -30,6 +30,8 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use"}
 _SIGNATURE = "Z3ltZ2F0ZQ=="
 """Clients drop a thinking block whose signature is empty, or send it back as the user's text. Nothing reads it."""
+MESSAGE_NULLS = ("stop_details", "container")
+"""Fields that Anthropic's schema requires in a message and at the end of its stream, and that only its own service has."""
 _DEFAULTS: Mapping[str, Any] = {
     "background": False,
     "frequency_penalty": 0,
@@ -337,6 +339,7 @@ def chat_answer_to_messages(answer: Json, content: AnswerContent, usage: Usage, 
         "content": _blocks(content),
         "stop_reason": reason,
         "stop_sequence": sequence,
+        **dict.fromkeys(MESSAGE_NULLS),
         "usage": usage_for_messages(usage),
     }
 
@@ -347,11 +350,11 @@ def _blocks(content: AnswerContent) -> list[Json]:
         {"type": "thinking", "thinking": text, "signature": _SIGNATURE} for text in content.reasoning
     ]
     if (text := content.text + content.refusal) or not (content.reasoning or content.tool_calls):
-        blocks.append({"type": "text", "text": text})
+        blocks.append({"type": "text", "text": text, "citations": None})
     for call in content.tool_calls:
         name, arguments = call_of(call)
         block = {"type": "tool_use", "id": call["id"], "name": name, "input": _tool_input(arguments)}
-        blocks.append(block)
+        blocks.append({**block, "caller": {"type": "direct"}})
     return blocks
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.core.config import Dialect
 from gymgate.core.errors import PolicyError
+from gymgate.gateway.dialects.answers import MESSAGE_NULLS
 from gymgate.gateway.dialects.reading import Json, without, without_none
 
 _Events = Iterator[tuple[str, Json]]
@@ -174,7 +175,7 @@ def _messages_events(answer: Json) -> Iterator[bytes]:
         for delta in deltas:
             yield _named_event({"type": "content_block_delta", "index": index, "delta": delta})
         yield _named_event({"type": "content_block_stop", "index": index})
-    stop = {"stop_reason": answer.get("stop_reason"), "stop_sequence": answer.get("stop_sequence")}
+    stop = {name: answer.get(name) for name in ("stop_reason", "stop_sequence", *MESSAGE_NULLS)}
     yield _named_event({"type": "message_delta", "delta": stop, "usage": usage})
     yield _named_event({"type": "message_stop"})
 

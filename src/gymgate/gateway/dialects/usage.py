@@ -109,6 +109,13 @@ def _or_sum(usage: Json, read: int, written: int) -> int:
     return read + written if total is None else total
 
 
+_ANTHROPIC_NULLS = (
+    *("cache_creation", "inference_geo", "output_tokens_details"),
+    *("server_tool_use", "service_tier"),
+)
+"""Fields that the schema requires, and that only Anthropic's own service counts."""
+
+
 def usage_for_messages(counts: Usage) -> Json:
     """Return the usage of an Anthropic message, which counts cached input apart."""
     # Whatever an endpoint counts: clients refuse a negative number.
@@ -118,6 +125,7 @@ def usage_for_messages(counts: Usage) -> Json:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": counts.output_tokens or 0,
+        **dict.fromkeys(_ANTHROPIC_NULLS),
     }
 
 
