@@ -519,6 +519,7 @@ ENDPOINT_OPTIONS = (
     api_key_var_option,
     field_option("Policy", RunSpec, "wait_for_policy_s", "--wait-for-policy"),
     field_option("Policy", HTTPEndpoint, "dialect"),
+    field_option("Policy", HTTPEndpoint, "system_messages"),
     field_option(
         "Policy",
         HTTPEndpoint,

@@ -153,6 +153,15 @@ class HTTPEndpoint(Config):
     strict_tools: bool = False
     """Pass `strict` of a tool on to a chat endpoint, which may then force arguments to match the schema. NeMo Gym's server for
     vLLM leaves it out. A Responses endpoint always gets it."""
+    system_messages: Literal["keep", "join"] = "keep"
+    """System and developer messages of a request to a chat endpoint. `keep`: as the agent sends them, as with NeMo Gym's server;
+    `join`: as one at the start, for chat templates that refuse any other (Qwen3.5 and 3.6)."""
+
+    @model_validator(mode="after")
+    def _joins_chat_messages(self) -> Self:
+        if self.system_messages == "join" and self.dialect != "chat":
+            raise ValueError("system_messages 'join' is for chat endpoints, and dialect is 'responses'")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -42,6 +42,7 @@ def endpoint_settings(endpoint: Any) -> Any:
             "dialect": endpoint.dialect,
             "sampling": dict(endpoint.sampling),
             **({"strict_tools": True} if endpoint.strict_tools else {}),
+            **({"system_messages": "join"} if endpoint.system_messages == "join" else {}),
         }
     if isinstance(endpoint, ReplayEndpoint):
         return {

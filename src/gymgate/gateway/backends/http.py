@@ -20,6 +20,7 @@ from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.core.http_client import HTTPClient, HTTPFailure, Request, Response, header_lines
 from gymgate.core.json_server import JSONServer
 from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.gateway.dialects.content import joined_system
 from gymgate.gateway.dialects.reading import fault_of, part_of, without
 
 _PATHS = {"chat": "chat/completions", "responses": "responses"}
@@ -27,6 +28,8 @@ FORWARDED = "1.1 gymgate"
 """`Via` of each call (RFC 9110, section 7.6.3), by which a gateway knows calls of gateways, its own and those of other stacks."""
 FINISH_TIMEOUT_S = 5.0
 """For a router to take note. Only the gateway's own end waits for that."""
+_TEMPLATE_REFUSES = b"System message must be at the beginning"
+"""What Qwen's chat templates say to a system message that is not the first."""
 _SAME_MEANING = ({"max_tokens", "max_completion_tokens"},)
 """Body fields of which servers accept only one."""
 
@@ -76,6 +79,7 @@ class HTTPBackend:
         # Fields of the caller's that an override in `sampling` replaces under another name.
         self._dropped = {name for names in _SAME_MEANING if names & self._sampling.keys() for name in names}
         self._drops_strict = self.dialect == "chat" and not endpoint.strict_tools
+        self._joins_system = endpoint.system_messages == "join"
 
     def __repr__(self) -> str:
         return f"HTTPBackend({self._server.shown!r}, dialect={self.dialect!r}, model={self.model!r})"
@@ -127,11 +131,15 @@ class HTTPBackend:
     def _payload(self, body: dict[str, Any], raw: bytes | None) -> bytes:
         model = self.model if self.model is not None else body.get("model")
         tools = _without_strict(body.get("tools")) if self._drops_strict else None
-        if raw is not None and not self._sampling and model == body.get("model") and tools is None:
+        messages = joined_system(body.get("messages")) if self._joins_system else None
+        is_same = tools is None and messages is None
+        if raw is not None and not self._sampling and model == body.get("model") and is_same:
             return raw
         changed = {name: value for name, value in body.items() if name not in self._dropped}
         if tools is not None:
             changed["tools"] = tools
+        if messages is not None:
+            changed["messages"] = messages
         if model is not None:
             changed["model"] = model
         return codec.dumps({**changed, **self._sampling})
@@ -142,6 +150,11 @@ class HTTPBackend:
         if response.status == 404:
             model = f", model {self.model!r}" if self.model is not None else ""
             return f" (path {self._server.request.url.path}{model})"
+        if _TEMPLATE_REFUSES in response.body and not self._joins_system:
+            return (
+                " (the agent sends a system message after others; join them with --system-messages join, in Python "
+                "system_messages='join')"
+            )
         if 300 <= response.status < 400:
             return f" (redirects to {response.headers.get('location')!r}; use that base_url)"
         return ""

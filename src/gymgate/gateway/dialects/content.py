@@ -108,6 +108,22 @@ def text_and_refusal(content: Any) -> tuple[str, str]:
     return joined_text(content), "".join(refusal for refusal in refusals if isinstance(refusal, str))
 
 
+def joined_system(messages: Any) -> list[Any] | None:
+    """Return chat messages with all system and developer messages as one at their start; `None` if they are so."""
+    parts = mappings(messages, "messages")
+    system = [part for part in parts if part.get("role") in ("system", "developer")]
+    if not system or (len(system) == 1 and parts[0] is system[0]):
+        return None
+    contents = [part.get("content") or "" for part in system]
+    if all(isinstance(content, str) for content in contents):
+        content: Any = "\n\n".join(contents)
+    else:
+        as_parts = ([{"type": "text", "text": one}] if isinstance(one, str) else one for one in contents)
+        content = [part for one in as_parts for part in one]
+    rest = [part for part in parts if part.get("role") not in ("system", "developer")]
+    return [{**system[0], "content": content}, *rest]
+
+
 def message_reasoning(message: Json) -> tuple[str, ReasoningStyle | None]:
     """Return the reasoning of a chat message that has a field for it, and the fields that carry it.
 
