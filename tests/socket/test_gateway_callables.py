@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import types
 from typing import Any
 
@@ -144,3 +145,39 @@ async def test_an_object_that_cannot_be_dumped_fails_its_call() -> None:
     with pytest.raises(PolicyError) as raised:
         await CallableBackend(lambda body: Odd()).call({"messages": [USER]})
     assert "Odd" in str(raised.value)
+
+
+async def test_a_policy_whose_own_task_is_cancelled_fails_its_call() -> None:
+    """Nobody cancelled the call, so somebody waits for its answer."""
+
+    async def cancels_itself(body: dict[str, Any]) -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        return TEXT
+
+    backend = CallableBackend(cancels_itself)
+    for _ in range(2):
+        with pytest.raises(PolicyError) as raised:
+            await asyncio.create_task(backend.call({"messages": [USER]}))
+        assert "CancelledError" in str(raised.value)
+
+
+async def test_a_cancelled_call_cancels_its_policy() -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def waits(body: dict[str, Any]) -> str:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return TEXT
+
+    call = asyncio.create_task(CallableBackend(waits).call({"messages": [USER]}))
+    await started.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert ended.is_set()

@@ -61,6 +61,7 @@ def test_wrong_endpoint_lists(text: str, reason: str, monkeypatch: pytest.Monkey
         (("-b", "http://a/v1", "--replay-file", "f"), "--replay-file"),
         (("-b", "http://a/v1", "--sampling", "seed=1"), "use --seeds"),
         (("--seeds", "1,1"), "seeds 1 "),
+        (("--seeds", "2"), "recorded rollouts"),
         (("--shard", "5/4"), "5/4"),
         (("--retries", "x=1"), "CLASS=N"),
     ],

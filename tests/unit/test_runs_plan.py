@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from gymgate.core.config import CallableEndpoint, HTTPEndpoint, RolloutLimits, StackConfig
+from gymgate.core.config import CallableEndpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, DataError, PolicyError
 from gymgate.gym.records import answer_fields
 from gymgate.gym.row_sources import RowSource, open_rows
@@ -305,3 +305,15 @@ def test_every_environment_with_a_paid_answer_is_known_by_one_field() -> None:
     fields = answer_fields()
     assert len(fields) > 40
     assert fields["mcqa"] == "expected_answer"
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [(lambda body: "hi", "a function"), (ReplayEndpoint(rollouts=("f",)), "recorded rollouts")],
+)
+def test_seeds_of_a_policy_that_gets_none_are_refused(policy: Any, kind: str) -> None:
+    """They would only be labels on equal requests."""
+    plan = RolloutPlan([source([0])], seeds=(0, 1))
+    with pytest.raises(ConfigError, match=kind):
+        Collection(stack=StackConfig(environments=("e",)), policy=policy, plan=plan)
+    Collection(stack=StackConfig(environments=("e",)), policy=HTTPEndpoint(base_url="http://a/v1"), plan=plan)

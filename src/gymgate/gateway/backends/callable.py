@@ -8,7 +8,7 @@ import contextvars
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gymgate.core import codec
@@ -62,13 +62,14 @@ class CallableBackend:
                 raise
             if deadline.expired():
                 raise self._error(f"gave no answer in {self._timeout_s:g} s") from error
-            cause = error.__cause__ if isinstance(error, _InThread) else error
+            cause = error.__cause__ if isinstance(error, _Raised) else error
             raise self._error(f"raised {shortened(described(cause or error))}") from cause
         return self._check(answer, body)
 
     async def _ask(self, body: dict[str, Any]) -> Any:
         answer: Any = self._fn(body) if self._is_async else await _in_thread(self._fn, body)
-        return await answer if inspect.isawaitable(answer) else answer
+        # In a task of its own: a policy that cancels its task fails the call, and nobody waits for an answer.
+        return await asyncio.create_task(_awaited(answer)) if inspect.isawaitable(answer) else answer
 
     def _check(self, answer: Any, body: dict[str, Any]) -> BackendAnswer:
         answer, dialect = self._read(answer, body)
@@ -143,8 +144,15 @@ def _completion(message: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]
     }
 
 
-class _InThread(Exception):
-    """The callable raised in its thread; `__cause__` is what it raised."""
+class _Raised(Exception):
+    """The callable raised in its thread or task; `__cause__` is what it raised."""
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    try:
+        return await answer
+    except SystemExit as error:  # which would leave its task, and end the loop
+        raise _Raised from error
 
 
 async def _in_thread(fn: Callable[[dict[str, Any]], Any], body: dict[str, Any]) -> Any:
@@ -170,5 +178,5 @@ async def _in_thread(fn: Callable[[dict[str, Any]], Any], body: dict[str, Any]) 
     if isinstance(failure, GymgateError):
         raise failure
     if failure is not None:
-        raise _InThread from failure
+        raise _Raised from failure
     return result
