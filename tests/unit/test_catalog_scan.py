@@ -239,11 +239,13 @@ def test_only_what_no_other_place_has_is_in_the_registry(site: Path, catalog: Ca
 
 
 def test_environments_of_a_stack_are_told_apart(catalog: Catalog, tmp_path: Path) -> None:
-    """By their kind where a bare name means another one, and by their paths where two of a user's own share a name."""
+    """By their kind where a bare name means another one; two of one name do not go together."""
     own = [write(tmp_path / name / "mine.yaml", yaml.safe_dump(config("math"))) for name in "ab"]
-    for names in (["math", *map(str, own)], ["environments/math"]):
+    for names in (["math", "environments/math"], ["environments/math"]):
         assert [*catalog.environments_of(EnvironmentConfig(name=name) for name in names)] == names
     assert [*catalog.environments_of([EnvironmentConfig(name=str(own[0]))])] == ["mine"]
+    with pytest.raises(ConfigError, match="mine"):
+        catalog.environments_of(EnvironmentConfig(name=str(path)) for path in own)
 
 
 @pytest.mark.parametrize(

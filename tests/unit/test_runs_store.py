@@ -188,6 +188,17 @@ def test_a_resume_keeps_what_the_stack_said_and_writes_no_file_anew(tmp_path: Pa
     assert read_run(tmp_path)["settings"]["nemo_gym"] == "0.7.0"
 
 
+def test_rows_of_another_file_of_that_name_are_refused(tmp_path: Path) -> None:
+    """A file that moved, and one that grew, has rows of the run."""
+    with open_run(tmp_path, {**SETTINGS, "sources": ["/a/rows.jsonl"]}, {}, ["0" * 16, "1" * 16]):
+        pass
+    moved = {**SETTINGS, "sources": ["/b/rows.jsonl"]}
+    with pytest.raises(ConfigError, match="other rows"), open_run(tmp_path, moved, {}, ["2" * 16]):
+        pass
+    with open_run(tmp_path, moved, {}, ["1" * 16, "2" * 16]):
+        pass
+
+
 def open_below(directory: Path) -> int:
     """How many of this process's open files are in a directory."""
     found = []

@@ -17,7 +17,7 @@ from gymgate.core.errors import ConfigError, NeedMissingError
 from gymgate.gym.gym_config import checked_config, parse_order
 from gymgate.gym.inside.forkserver import preloading
 from gymgate.gym.inside.resolve import NOWHERE, ServerInstance, unset
-from gymgate.gym.server_code import ServerCode, component_roots, own_modules, read_code
+from gymgate.gym.server_code import ServerCode, component_roots, own_files, read_code
 from gymgate.stack.plan import servers_to_start
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
 from support.plans import plan_of
@@ -243,7 +243,7 @@ def test_what_lies_beside_a_servers_code_does_not_make_it_use_ray(tmp_path: Path
     (directory / place).mkdir(parents=True)
     (directory / place / "__init__.py").write_text("import ray\n")
     assert not code_of(tmp_path).uses_ray
-    assert [*own_modules(directory)] == [directory / "app.py"]
+    assert [*own_files(directory)] == [directory / "app.py"]
     (directory / "helpers" / "deep").mkdir(parents=True)
     (directory / "helpers" / "deep" / "work.py").write_text("import ray\n")
     assert code_of(tmp_path).uses_ray

@@ -13,7 +13,7 @@ from pathlib import Path
 from gymgate.core.errors import ConfigError, near
 from gymgate.gym.inside.resolve import Node, ServerInstance, servers_of, value_at, walk
 from gymgate.gym.open_needs import TELEMETRY
-from gymgate.gym.server_code import own_modules
+from gymgate.gym.server_code import own_files
 
 _READ_BY_GYM = frozenset(
     {"datasets", "description", "value", "verified", "verified_url", "allowed_agents", "allowed_model_types"}
@@ -93,7 +93,7 @@ def _code(server: ServerInstance, roots: Iterable[Path]) -> list[Path]:
     """Return the modules of a server's code; the one that is started comes first."""
     for directory in (root / server.kind / server.type for root in roots):
         if (directory / server.entrypoint).is_file():
-            return [directory / server.entrypoint, *own_modules(directory)]
+            return [directory / server.entrypoint, *own_files(directory)]
     return []
 
 

@@ -43,7 +43,7 @@ def read_code(server: ServerInstance, roots: Sequence[Path]) -> ServerCode:
             f"the code of server {server.name!r}, {server.kind}/{server.type}/{server.entrypoint}, is not in {searched}; "
             f"add the directory that holds {server.kind}/ to component_roots"
         )
-    code = {path: path.read_text(errors="replace") for path in own_modules(directory)}
+    code = {path: path.read_text(errors="replace") for path in own_files(directory)}
     # From 0.7 on a server can declare that it needs no Ray although its code can use one.
     without_ray = _NO_RAY.search((directory / server.entrypoint).read_text(errors="replace"))
     return ServerCode(
@@ -61,12 +61,12 @@ def read_code(server: ServerInstance, roots: Sequence[Path]) -> ServerCode:
     )
 
 
-def own_modules(directory: Path) -> Iterator[Path]:
-    """Yield the Python files of a server's own code, without tests, virtual environments, installed packages and caches."""
+def own_files(directory: Path, suffixes: tuple[str, ...] = (".py",)) -> Iterator[Path]:
+    """Yield the files of a server's own code, without tests, virtual environments, installed packages and caches."""
     for parent, children, files in os.walk(directory):
         own = (name for name in children if name not in _FOREIGN and not name.startswith("."))
         children[:] = [name for name in own if not Path(parent, name, "pyvenv.cfg").exists()]
-        yield from (Path(parent, name) for name in files if name.endswith(".py"))
+        yield from (Path(parent, name) for name in files if name.endswith(suffixes))
 
 
 def component_roots(config_files: Iterable[Path], named: Iterable[str], site: Path) -> list[Path]:

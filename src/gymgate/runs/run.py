@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostE
 from gymgate.core.task_groups import beside
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.result import failed_rollout
-from gymgate.runs.layout import run_directories
+from gymgate.runs.layout import read_run, run_directories
 from gymgate.runs.pace import Pace, fitting_concurrency, may_retry, wait_s
 from gymgate.runs.plan import Identity, PlannedRollout, RolloutPlan, Shard
 from gymgate.runs.policy_wait import PolicyWait
@@ -73,6 +74,8 @@ class Collection:
     """With the start, as of `time.monotonic`."""
     stack_settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the stack, as far as they are known before it reports its own."""
+    _salt: str = field(init=False)
+    """Of the digests in its settings; a resumed run keeps its own."""
     _kept: RunDirectory | None = field(default=None, init=False)
     """The directory while it is open."""
     _on_rollout: OnRollout = field(default=ignore, init=False)
@@ -83,6 +86,10 @@ class Collection:
     def __post_init__(self) -> None:
         if self.output is not None:
             checked_output(self.output)
+        self._salt = secrets.token_hex(8)
+        with contextlib.suppress(DataError):  # no run is there, or one that `run` refuses
+            if self.directory is not None:
+                self._salt = str(read_run(self.directory)["settings"].get("salt") or self._salt)
         if isinstance(self.policy, HTTPEndpoint) and "seed" in dict(self.policy.sampling):
             raise ConfigError(
                 "one seed in sampling would make every rollout of a row the same; use seeds (--seeds)"
@@ -109,7 +116,8 @@ class Collection:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that a resume must share, as JSON values."""
-        return {**settings_of(self.policy, self.limits, self.names), **self.stack_settings}
+        own = settings_of(self.policy, self.limits, self.names, self.stack.env_vars, self._salt)
+        return {**own, **self.stack_settings}
 
     def drain(self) -> None:
         """Start nothing more; `run` returns when the rollouts under way have finished."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymgate.core.addresses import without_login
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, dotted
 from gymgate.runs.plan import RolloutPlan
+from gymgate.stack.content import variable_digests
 from gymgate.stack.description import endpoint_settings, resolved_source
 
 if TYPE_CHECKING:
@@ -29,14 +31,31 @@ OF_THE_STACK = ("nemo_gym", "interpreter", "environments", "judges", "models")
 """Settings that a stack reports once it is up: see `Stack.description`."""
 
 
-def settings_of(policy: Policy, limits: RolloutLimits, sources: Sequence[str]) -> dict[str, Any]:
-    """Return a run's settings apart from those of its stack, as JSON values, without the policy's key, headers and address."""
+def settings_of(
+    policy: Policy,
+    limits: RolloutLimits,
+    sources: Sequence[str],
+    variables: Sequence[str] = (),
+    salt: str = "",
+) -> dict[str, Any]:
+    """Return a run's settings apart from those of its stack, as JSON values, without the policy's key, headers and address.
+
+    Of the environment variables that its servers see there are digests, with the run's salt; keys, which may be renewed,
+    are left out.
+    """
+    values = [name for name in variables if not is_secret(name)]
     unused = None if isinstance(policy, HTTPEndpoint) else {"context_overflow"}
     return {
         "sources": [resolved_source(source) for source in sources],
         "policy": endpoint_settings(policy),
         "limits": limits.model_dump(exclude=unused),
+        **({"salt": salt, "variables": variable_digests(values, salt)} if values else {}),
     }
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting or variable of this name may hold a secret."""
+    return _SECRET.search(name) is not None
 
 
 def is_example(sources: Sequence[str]) -> bool:
@@ -72,11 +91,11 @@ def extent_of(plan: RolloutPlan) -> dict[str, Any]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the differences between two runs' settings, as `name: OLD there, NEW here`.
 
-    What only a stack knows is no difference where it has not reported it.
+    What only a stack knows is no difference where it has not reported it, and neither is where a file lies.
     """
-    unknown = {*OF_THE_STACK} - (before.keys() & now.keys())
+    ignored = {*OF_THE_STACK} - (before.keys() & now.keys()) | {"interpreter", "salt"}
     old, new = (
-        leaves({name: value for name, value in settings.items() if name not in unknown})
+        leaves({name: value for name, value in _unplaced(settings).items() if name not in ignored})
         for settings in (before, now)
     )
     return [
@@ -84,6 +103,13 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in sorted({*old, *new})
         if old.get(name) != new.get(name)
     ]
+
+
+def _unplaced(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the names of row files only."""
+    if isinstance(sources := settings.get("sources"), list | tuple):
+        return {**settings, "sources": [Path(str(source)).name for source in sources]}
+    return dict(settings)
 
 
 def policy_name(policy: Mapping[str, Any] | None) -> str:

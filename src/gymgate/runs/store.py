@@ -9,14 +9,14 @@ import shlex
 import socket
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.core.files import replacing
+from gymgate.core.files import open_regular, replacing
 from gymgate.runs.aggregate import Runs, read_tasks
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.layout import FAILURES, FORMAT, ROLLOUTS, ROWS, RUN, read_run
@@ -200,6 +200,7 @@ def _settle_settings(
     path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any], row_keys: Iterable[str] | None
 ) -> None:
     settings = codec.loads(codec.dumps(settings))
+    row_keys = None if row_keys is None else [*row_keys]
     created: Any = round(time.time())
     if (path / RUN).exists():
         before = read_run(path)
@@ -207,6 +208,7 @@ def _settle_settings(
             raise ConfigError(
                 f"{path} holds a run with other settings ({'; '.join(changed)}); choose another -o"
             )
+        _refuse_other_rows(path, before["settings"].get("sources"), settings.get("sources"), row_keys)
         created = before.get("created")
         settings = {**before["settings"], **settings}
     elif (path / ROLLOUTS).exists():
@@ -218,6 +220,18 @@ def _settle_settings(
         _write_changed(path / ROWS, b"".join(f"{key}\n".encode() for key in row_keys))
     described = {"format": FORMAT, "settings": settings, "extent": dict(extent), "created": created}
     _write_changed(path / RUN, codec.dumps(described, indent=True))
+
+
+def _refuse_other_rows(path: Path, before: Any, now: Any, row_keys: Sequence[str] | None) -> None:
+    """Raise `ConfigError` if a file elsewhere has none of the run's rows: it only has the same name."""
+    if before == now or not row_keys or not (path / ROWS).exists():
+        return
+    with open_regular(path / ROWS) as file:
+        kept = set(file.read().decode(errors="replace").split())
+    if kept and kept.isdisjoint(row_keys):
+        raise ConfigError(
+            f"{path} holds a run with other rows (of {before}, not of {now}); choose another -o"
+        )
 
 
 def _write_changed(path: Path, content: bytes) -> None:

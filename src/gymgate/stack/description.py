@@ -12,6 +12,7 @@ from gymgate.core.http_client import HTTPClient, Response
 from gymgate.core.json_server import listed_models, probe
 from gymgate.gateway.backends.http import request_headers
 from gymgate.gym.catalog import Catalog, Environment
+from gymgate.stack.content import environment_content, file_digest, source_digest
 
 
 def stack_settings(
@@ -26,7 +27,7 @@ def stack_settings(
         "nemo_gym": catalog.version,
         "interpreter": None if interpreter is None else str(Path(interpreter).expanduser().absolute()),
         "environments": [
-            _environment(name, spec, environment, catalog)
+            _environment(name, spec, environment, config, catalog)
             for spec, (name, environment) in zip(config.environments, environments.items(), strict=True)
         ],
         "judges": {name: endpoint_settings(endpoint) for name, endpoint in config.models},
@@ -47,14 +48,15 @@ def endpoint_settings(endpoint: Any) -> Any:
     if isinstance(endpoint, ReplayEndpoint):
         return {
             "type": "replay",
-            "rollouts": [resolved_source(path) for path in endpoint.rollouts],
+            "rollouts": [_replayed(Path(path).expanduser()) for path in endpoint.rollouts],
             "index": endpoint.index,
         }
     if isinstance(endpoint, CallableEndpoint):
         return {"type": "callable", "name": endpoint.name}
     if isinstance(endpoint, str):
         return endpoint
-    return {"type": "callable", "name": getattr(endpoint, "__qualname__", type(endpoint).__name__)}
+    name = getattr(endpoint, "__qualname__", type(endpoint).__name__)
+    return {"type": "callable", "name": name, "source": source_digest(endpoint)}
 
 
 def resolved_source(source: str) -> str:
@@ -84,16 +86,21 @@ async def _listed(endpoint: HTTPEndpoint, client: HTTPClient) -> set[str]:
     return {model["id"] for models in lists for model in models or ()}
 
 
+def _replayed(path: Path) -> str:
+    """A file by its name and content, so that it may move; anything else by its name."""
+    return f"{path.name} ({file_digest(path)})" if path.is_file() else str(path)
+
+
 def _environment(
-    name: str, spec: EnvironmentConfig, environment: Environment, catalog: Catalog
+    name: str, spec: EnvironmentConfig, environment: Environment, config: StackConfig, catalog: Catalog
 ) -> dict[str, Any]:
-    """Every setting that differs from its default, and those that a run has always held."""
-    changed = spec.model_dump(mode="json", exclude_defaults=True)
-    shown = {
-        **spec.model_dump(mode="json", include={"config", "agent", "overrides"}),
-        **changed,
+    """Every setting that differs from its default, those that a run has always held, and the content of a user's own code."""
+    chosen = environment.config(spec.config)
+    content = environment_content(chosen, config.component_roots, catalog.site)
+    return {
+        **spec.model_dump(mode="json", include={"agent", "overrides"}),
+        **spec.model_dump(mode="json", exclude_defaults=True),
+        "config": chosen.name if spec.config is not None else None,
         "name": name,
+        **({"content": content} if content else {}),
     }
-    if environment.kind == "config" or not environment.path.is_relative_to(catalog.site):
-        shown["path"] = environment.known_as if environment.kind == "config" else str(environment.path)
-    return shown

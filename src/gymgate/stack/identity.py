@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import gymgate
-from gymgate.core.config import StackConfig
+from gymgate.core.config import ReplayEndpoint, StackConfig
 from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
 from gymgate.gym.runtime.owners import pid_namespace_id
+from gymgate.stack.content import CODE
 from gymgate.stack.wire import stack_to_wire
 
-_CODE = (".py", ".yaml", ".yml", ".toml", ".txt", ".j2", ".jinja")
-"""Suffixes of files that decide what an environment does. Data and files that servers write do not count."""
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 _MAX_DIRECTORIES = 5000
 """Read in one tree, for its stamps: a tenth of a second. Data beside the code may be in many more."""
@@ -69,12 +68,17 @@ def _trees(config: StackConfig) -> Iterator[Path]:
     roots = [_absolute(root) for root in config.component_roots]
     around = [_absolute("")]
     for spec in config.environments:
-        for path in (base / Path(spec.name).expanduser() for base in (_absolute(""), *roots)):
+        configs = (spec.config,) if isinstance(spec.config, str) else spec.config or ()
+        names = [Path(name).expanduser() for name in (spec.name, *configs)]
+        for path in (base / name for name in names for base in (_absolute(""), *roots)):
             if path.exists():
                 yield path
                 around += path.resolve().parents
     for root in (*roots, *around):
         yield from _servers(root)
+    for _, endpoint in config.models:
+        if isinstance(endpoint, ReplayEndpoint):
+            yield from map(_absolute, endpoint.rollouts)
 
 
 def _servers(root: Path) -> list[Path]:
@@ -97,7 +101,7 @@ def _stamps(path: Path) -> list[tuple[str, int, int]]:
             )
             break
         names[:] = sorted(name for name in names if name not in _SKIPPED and not name.startswith("."))
-        code = [Path(directory, file) for file in files if file.endswith(_CODE)]
+        code = [Path(directory, file) for file in files if file.endswith(CODE)]
         stamps += [_stamp(file, os.path.relpath(file, path)) for file in code]
     return sorted(stamps)
 

@@ -112,15 +112,21 @@ class Catalog:
     def environments_of(self, configs: Iterable[EnvironmentConfig]) -> dict[str, Environment]:
         """Return the environments of a stack, in order, by the name that its rows, rollouts and runs know each by.
 
-        It is the bare name, after its kind if the bare one means another environment. Two of a user's own that would share a
-        name keep the names in their configs. Raises as `find`.
+        It is the bare name, after its kind if the bare one means another environment, whatever else the stack holds.
+        Raises as `find`, and `ConfigError` for two of one name.
         """
-        found = [(config.name, self.find(config.name, config.config)) for config in configs]
-        names = [self._name(environment) for _, environment in found]
-        return {
-            name if names.count(name) == 1 else given: environment
-            for name, (given, environment) in zip(names, found, strict=True)
-        }
+        environments: dict[str, Environment] = {}
+        paths: dict[str, str] = {}
+        for config in configs:
+            environment = self.find(config.name, config.config)
+            name = self._name(environment)
+            if name in environments:
+                raise ConfigError(
+                    f"{paths[name]!r} and {config.name!r} are both the environment {name!r}: run each by itself, or rename one's "
+                    "directory"
+                )
+            environments[name], paths[name] = environment, config.name
+        return environments
 
     def _name(self, environment: Environment) -> str:
         if environment.kind == "config":
