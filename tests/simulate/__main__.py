@@ -36,7 +36,9 @@ def main() -> int:
     parser.add_argument(
         "--from", type=int, default=0, dest="first", metavar="SEED", help="the first seed (0)"
     )
-    parser.add_argument("--seconds", type=float, metavar="N", help="stop a scene after so many seconds")
+    parser.add_argument(
+        "--seconds", type=float, metavar="N", help="stop a scene after so many seconds of CPU time"
+    )
     parser.add_argument(
         "--scene",
         action="append",
@@ -60,7 +62,7 @@ def main() -> int:
         return max(replay(scene, asked.seed) for scene in scenes)
     if asked.twice:
         return max(compare(scene, asked.first, asked.universes) for scene in scenes)
-    print(f"{'scene':<12}{'universes':>10}{'seconds':>9}{'per second':>12}  faults that happened")
+    print(f"{'scene':<12}{'universes':>10}{'CPU s':>9}{'per CPU s':>12}  faults that happened")
     return max(explore(scene, asked.first, asked.universes, asked.seconds) for scene in scenes)
 
 

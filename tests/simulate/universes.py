@@ -42,6 +42,7 @@ class Result:
 
     universes: int = 0
     seconds: float = 0.0
+    """Of CPU time."""
     faults: Counter[str] = field(default_factory=Counter)
     failures: dict[int, BaseException] = field(default_factory=dict)
     """By seed."""
@@ -89,14 +90,14 @@ def run_many(
     scene: Scene, seeds: Iterable[int], *, seconds: float | None = None, most_failures: int = 5
 ) -> Result:
     """Run universes until the seeds, the seconds or the patience for failures are spent."""
-    result, began = Result(), time.monotonic()
+    result, began = Result(), time.process_time()
     for seed in seeds:
         universe = run_one(scene, seed)
         result.universes += 1
         result.faults.update(universe.coverage)
         if universe.error is not None:
             result.failures[seed] = universe.error
-        result.seconds = time.monotonic() - began
+        result.seconds = time.process_time() - began
         if len(result.failures) >= most_failures or (seconds is not None and result.seconds >= seconds):
             break
     return result
