@@ -2,6 +2,9 @@
 
 The library works in a process of its own (`trackers`), which gets the run's metrics every few seconds. So what it does, such
 as hang without a network, ask for a login, print, or hook the end of the process, can neither slow the run nor end it.
+
+A daemon thread would not do. What a library registers with `atexit`, and the threads of its executors, hold up the end of the
+process that imported it, whichever thread called it, and only `os._exit` ends that wait: it would also skip everybody else's.
 """
 
 from __future__ import annotations
