@@ -25,7 +25,6 @@ NAMES = {
     "sessions": "hits in the prefix caches of two vLLM replicas, by a router with and without sessions (in .venv-engine)",
     "engines": "same rows, seeds and weights through each engine that samples token ids, on real vLLM (in .venv-engine)",
     "curve": "a real model learns a packaged environment with TRL on a CPU: held-out scores before and after (in .venv-engine)",
-    "curriculum": "a simulated learner of known pass rates: what a curriculum draws, and what that is worth",
     "sandboxes": "what a rollout costs in a sandbox of the providers local and docker",
     "hops": "where one rollout at a time spends its time: before, between and after its model calls, and in which process",
     "pairs": "this checkout beside another commit's: start, rollouts/s, an eval, import, in alternated pairs",

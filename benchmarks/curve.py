@@ -1,12 +1,10 @@
 """A learning curve: a real model learns a packaged NeMo Gym environment with TRL's GRPOTrainer, on a CPU.
 
     ./dev engine python -m benchmarks curve --out runs/curve                      # three seeds; 40 minutes on two idle cores
-    ./dev engine python -m benchmarks curve --out runs/curve --curriculum         # the same with rows drawn by their pass rates
     ./dev engine python -m benchmarks curve --set chain_sum --seeds '' --out DIR  # only the score at the start
 
 The model is SmolLM2-135M-Instruct with LoRA adapters. Held-out rows, which training never sees, are scored by `gymgate.collect`
 before and after, with training's sampling. Every part is kept in --out: the same command continues where it was stopped.
-Trainings with and without `--curriculum` have the same budget: steps, prompts and completions.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=320, help="rows")
     parser.add_argument("--held-out", type=int, default=160, help="rows")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--curriculum", action="store_true", help="draw rows by their pass rates")
     options = parser.parse_args()
     if options.threads:
         import torch
@@ -60,21 +57,20 @@ def main() -> None:
     rows = SETS[options.set]
     train, held_out = make_rows(options.set, options.train, options.held_out, options.out)
     start = kept(options.out / "start.json", lambda: score_start(rows, held_out, options.out))
-    arm = "-curriculum" if options.curriculum else ""
     seeds = [
         kept(
-            options.out / f"seed-{seed}{arm}.json",
-            lambda seed=seed: learn(rows, train, held_out, f"{seed}{arm}", seed, options),
+            options.out / f"seed-{seed}.json",
+            lambda seed=seed: learn(rows, train, held_out, seed, options),
         )
         for seed in options.seeds
     ]
     machine = describe("torch", "transformers", "trl", "peft")
     settings = {name: value for name, value in vars(options).items() if name != "out"}
     results = {"settings": settings, "machine": machine, "start": start, "seeds": seeds}
-    (options.out / f"results{arm}.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     show(results)
     if seeds:
-        (options.out / f"curve{arm}.svg").write_text(draw(results))
+        (options.out / "curve.svg").write_text(draw(results))
 
 
 def kept(path: Path, make: Any) -> dict[str, Any]:
@@ -99,19 +95,18 @@ def score_start(rows: RowSet, held_out: Path, out: Path) -> dict[str, Any]:
 
 
 def learn(
-    rows: RowSet, train: Path, held_out: Path, name: str, seed: int, options: argparse.Namespace
+    rows: RowSet, train: Path, held_out: Path, seed: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Train with one seed, then score the held-out rows. `name` is that of its files in --out."""
+    """Train with one seed, then score the held-out rows."""
     from peft import LoraConfig  # type: ignore[import-not-found]  # only in .venv-train and .venv-engine
     from transformers import set_seed
     from trl import GRPOConfig, GRPOTrainer
 
-    from gymgate.integrations.training.curriculum import CurriculumConfig
     from gymgate.trl import NeMoGymSpec
 
     set_seed(seed)
     model, tokenizer = load()
-    folder = options.out / f"trainer-{name}"
+    folder = options.out / f"trainer-{seed}"
     arguments = GRPOConfig(
         output_dir=str(folder),
         per_device_train_batch_size=options.prompts * options.completions,
@@ -130,10 +125,7 @@ def learn(
         save_total_limit=1,
         seed=seed,
     )
-    curriculum = CurriculumConfig() if options.curriculum else None
-    with NeMoGymSpec(
-        rows.environment, data=str(train), seed=seed, score_truncated=True, curriculum=curriculum
-    ) as spec:
+    with NeMoGymSpec(rows.environment, data=str(train), seed=seed, score_truncated=True) as spec:
         trainer = GRPOTrainer(
             model=model,
             args=arguments,
@@ -147,7 +139,7 @@ def learn(
     after = score(
         rows,
         held_out,
-        options.out / f"after-{name}",
+        options.out / f"after-{seed}",
         *sampled_by(trainer.model.merge_and_unload(), tokenizer, rows),
         seed=seed,
     )

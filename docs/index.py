@@ -3,8 +3,8 @@
 python docs/index.py DIR    # writes DIR/index.json and DIR/badges/KIND/ENVIRONMENT.json; `./dev docs` does, into the site
 
 In the site's pages about all environments, a name becomes a link to the environment's page. In the site's search.json, headings
-on what was measured and tried get their page's title and come last: "curriculum" should lead to the page that says how to use
-one, not to its benchmark.
+on what was measured and tried get their page's title and come last: "judges" should lead to the page that says how to use them,
+not to what was tested.
 """
 
 from __future__ import annotations

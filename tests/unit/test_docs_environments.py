@@ -197,8 +197,8 @@ def test_search_lowers_headings_on_what_was_measured() -> None:
         {"location": location, "title": title, "path": ["Part", "Benchmarks"]}
         for location, title in (
             ("benchmarks.html", "Benchmarks"),
-            ("benchmarks.html#a-curriculum", "A curriculum"),
-            ("train-trl.html#a-curriculum", "A curriculum"),
+            ("benchmarks.html#trainings", "Trainings"),
+            ("train-trl.html#trainings", "Trainings"),
         )
     ]
     program = "import index, json, sys; print(json.dumps(index.lower(index.lower(json.load(sys.stdin)))))"
@@ -213,6 +213,6 @@ def test_search_lowers_headings_on_what_was_measured() -> None:
     )
     assert [(item["location"], item["title"]) for item in json.loads(done.stdout)] == [
         ("benchmarks.html", "Benchmarks"),
-        ("train-trl.html#a-curriculum", "A curriculum"),
-        ("benchmarks.html#a-curriculum", "Benchmarks: A curriculum"),
+        ("train-trl.html#trainings", "Trainings"),
+        ("benchmarks.html#trainings", "Benchmarks: Trainings"),
     ]

@@ -109,7 +109,7 @@ def _left_out(collected: CollectedTasks, k: int) -> Iterator[str]:
 
 
 def keep(collected: CollectedTasks, low: float, high: float) -> Iterator[Task]:
-    """The tasks whose mean reward lies between two bounds, both included; for curricula."""
+    """The tasks whose mean reward lies between two bounds, both included."""
     for task in collected.ordered():
         mean = st.mean(task.rewards())
         if mean is not None and low <= mean <= high:

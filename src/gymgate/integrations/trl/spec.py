@@ -15,7 +15,6 @@ from gymgate.core import codec
 from gymgate.core.config import EnvironmentSettings, RolloutLimits, StackConfig, validation_message
 from gymgate.core.errors import ConfigError
 from gymgate.core.task_groups import task_group
-from gymgate.integrations.training.curriculum import CurriculumConfig
 from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
 from gymgate.integrations.training.sources import blended, in_turn, read_rows
 from gymgate.integrations.training.spec import TrainingSpec
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from gymgate.integrations.trl.async_worker import RolloutWorker
-    from gymgate.integrations.trl.batch_curriculum import BatchCurriculum
 
 
 class TRLSettings(TrainingSpec):
@@ -60,9 +58,7 @@ class TRLSettings(TrainingSpec):
     rows: int | None = Field(default=None, ge=1)
     """Maximum rows of the training blend; `None`: all."""
     seed: int = 0
-    """Seed of the blend and of the curriculum."""
-    curriculum: CurriculumConfig | None = None
-    """Draw each batch's rows by their pass rates; `None`: rows come as the trainer's arguments say."""
+    """Seed of the blend."""
     segment_choice: SegmentChoice = "longest"
     """Segment to train on if a rollout has several: the one with most sampled ids, or the last."""
 
@@ -94,7 +90,6 @@ class NeMoGymSpec:
     _runner: RolloutRunner
     _policies: WeakKeyDictionary[Any, TokenPolicy]
     """By trainer, as long as that lives."""
-    _curricula: WeakKeyDictionary[Any, BatchCurriculum]
 
     def __init__(
         self,
@@ -115,7 +110,6 @@ class NeMoGymSpec:
         self._loop = None
         self._runner = RolloutRunner(self.settings.stack, self.settings.limits)
         self._policies = WeakKeyDictionary()
-        self._curricula = WeakKeyDictionary()
 
     @cached_property
     def train_dataset(self) -> Dataset:
@@ -163,12 +157,10 @@ class NeMoGymSpec:
             self._loop = LoopThread()
             self._loop.enter()
         policy = self._policies[trainer]
-        located = [locate(prompt) for prompt in prompts]
-        curriculum = self._draw(trainer, located)
-        rows = [curriculum.row(place) for _, place in located] if curriculum else map(self.row, prompts)
+        rows = [self.row(prompt) for prompt in prompts]
         serve = policy.engine.serve_until if isinstance(policy.engine, ColocatedEngine) else None
         with vllm_awake(trainer):
-            rollouts = self._loop.call(self._run_all(list(rows), policy), meanwhile=serve)
+            rollouts = self._loop.call(self._run_all(rows, policy), meanwhile=serve)
         batch = to_batch(
             rollouts,
             filler_id=tokenizer_of(trainer.processing_class).eos_token_id,
@@ -177,35 +169,10 @@ class NeMoGymSpec:
             weights=self.settings.weights,
         )
         # every rank decides the same, over the rollouts of all
-        errors = [each.rollout.error for each in rollouts]
-        results = gather_object(list(zip(located, errors, batch["env_reward"], strict=True)))
-        self._runner.guard.check(
-            [error for _, error, _ in results], groups=len({row for row, _, _ in results})
-        )
-        if curriculum is not None:
-            learned = curriculum.update((place, reward) for (_, place), _, reward in results)
-            for metrics in batch["rollout_metrics"]:
-                metrics |= learned
+        errors = [sampled.rollout.error for sampled in rollouts]
+        results = gather_object(list(zip(map(locate, prompts), errors, strict=True)))
+        self._runner.guard.check([error for _, error in results], groups=len({row for row, _ in results}))
         return batch
-
-    def _draw(self, trainer: Any, located: Sequence[tuple[str, int]]) -> BatchCurriculum | None:
-        """Let the curriculum draw the rows of a training's batch; `None` without one, and in an evaluation."""
-        if self.settings.curriculum is None or not trainer.model.training:
-            return None
-        from accelerate.utils import gather_object
-
-        if trainer not in self._curricula:
-            from gymgate.integrations.trl.batch_curriculum import BatchCurriculum
-
-            sources = open_environment_rows(self.weights, self.settings.data, self.settings.stack)
-            self._curricula[trainer] = BatchCurriculum(
-                self.settings.curriculum, sources, self.settings.seed, trainer
-            )
-        places = self.train_dataset.select([place for _, place in located])["environment"]
-        self._curricula[trainer].draw(
-            gather_object([(place, name) for (_, place), name in zip(located, places, strict=True)])
-        )
-        return self._curricula[trainer]
 
     async def _run_all(
         self, rows: Sequence[tuple[str, dict[str, Any]]], policy: TokenPolicy
@@ -229,10 +196,6 @@ class NeMoGymSpec:
         """
         from gymgate.integrations.trl.async_worker import RolloutWorker
 
-        if self.settings.curriculum is not None:
-            raise ConfigError(
-                "curriculum needs GRPOTrainer: AsyncGRPOTrainer takes rows ahead of what it learns"
-            )
         return RolloutWorker(self, args, processing_class, lora_name=lora_name)
 
     def row(self, prompt: Any) -> tuple[str, dict[str, Any]]:
@@ -259,7 +222,7 @@ class NeMoGymSpec:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **dict.fromkeys(("_loop", "_runner", "_policies", "_curricula"))}
+        return {**self.__dict__, **dict.fromkeys(("_loop", "_runner", "_policies"))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

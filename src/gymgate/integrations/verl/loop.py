@@ -62,10 +62,7 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
             reward = await self._reward(sampled, kwargs)
             parts = {name: value for name, value in self._parts(sampled).items() if value is not None}
             outputs = [] if reward is None else to_outputs(sampled, reward, parts)
-            learned = outcome_of(
-                sampled.rollout, score_truncated=self.settings.score_truncated
-            ).training_reward
-            await report(self.config, sampled, kwargs, trained=bool(outputs), reward=learned)
+            await report(self.config, sampled, kwargs, trained=bool(outputs))
             if not outputs:
                 logger.warning("no output for verl: %s", untrained_error(sampled))
             group.gave_output |= bool(outputs)

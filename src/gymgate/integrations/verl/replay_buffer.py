@@ -11,7 +11,6 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from gymgate.core.errors import GymgateError, from_wire
 from gymgate.integrations.training.rollouts import MAX_FAILED_BATCHES, MIN_FAILED_GROUPS
-from gymgate.integrations.verl.dataset import learn
 from gymgate.integrations.verl.reports import PARTITION, log_entries, most_frequent
 
 logger = logging.getLogger(__name__)
@@ -43,14 +42,11 @@ class _Reporting:
             ended = self.finished_keys["val"] | self.failure_keys["val"]  # type: ignore[attr-defined]
             self._reports = {key: tag for key, tag in self._reports.items() if _group(key) not in ended}
             return batch, metrics
-        drawn = [(key, tag) for key, tag in self._reports.items() if tag.get("at")]
-        learned = learn([(_group(key), tag["at"], tag["reward"]) for key, tag in drawn])
         reports, self._reports = [*self._reports.values()], {}
         if (found := most_frequent(reports)) is not None:
             reason, count = found
             logger.warning("%d of %d rollouts are not trained on: %s", count, len(reports), reason)
-        named = {f"nemo_gym/{name}": value for name, value in learned.items()}
-        return batch, {**metrics, **log_entries(reports), **named}
+        return batch, {**metrics, **log_entries(reports)}
 
     def _collect(self) -> None:
         found: Mapping[str, dict[str, Any]] = (tq.kv_list(partition_id=PARTITION) or {}).get(PARTITION, {})

@@ -14,24 +14,12 @@ from gymgate.core.errors import GymgateError, from_wire
 from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics
 
 PARTITION = "nemo_gym"
-AT = "nemo_gym_at"
-"""Column with the place of a row, `SOURCE:POSITION`, from which a curriculum knows it again; only with one."""
 SAMPLERS = ("NeMoGymReplayBuffer", "NeMoGymReplayBufferAsync")
 """Only these collect the reports."""
 
 
-async def report(
-    config: Any,
-    sampled: SampledRollout,
-    kwargs: Mapping[str, Any],
-    *,
-    trained: bool,
-    reward: float | None = None,
-) -> None:
-    """Leave a rollout's metrics, and the reason if it is not trained on, for the trainer's replay buffer.
-
-    `reward` is the environment's, for a curriculum; `None` if the rollout teaches it nothing.
-    """
+async def report(config: Any, sampled: SampledRollout, kwargs: Mapping[str, Any], *, trained: bool) -> None:
+    """Leave a rollout's metrics, and the reason if it is not trained on, for the trainer's replay buffer."""
     trainer = config.get("trainer") or {}
     sampler = ((trainer.get("v1") or {}).get("sampler") or {}).get("custom_sampler") or {}
     if "session_id" not in kwargs or sampler.get("name") not in SAMPLERS:
@@ -42,8 +30,6 @@ async def report(
         "environment": sampled.rollout.environment,
         "metrics": rollout_metrics(sampled),
         "untrained": None if trained else why_untrained(sampled),
-        "at": kwargs.get(AT),
-        "reward": reward,
     }
     key = f"{kwargs['uid']}_{kwargs['session_id']}"
     await tq.async_kv_put(key=key, partition_id=PARTITION, tag=tag)
