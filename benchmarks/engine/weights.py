@@ -31,8 +31,7 @@ def register() -> None:
 class FileWeights:
     """Sends weights to the server at `base_url`. Server and trainer share a file system.
 
-    Has the methods of TRL's `WeightTransferProtocol`, for `AsyncGRPOTrainer(weight_transfer=...)`. `mode` is what `/pause` does
-    with running requests: `keep`, `wait` or `abort`.
+    `mode` is what `/pause` does with running requests: `keep`, `wait` or `abort`.
     """
 
     def __init__(self, base_url: str, *, mode: str = "keep", timeout_s: float = 120.0) -> None:
@@ -69,9 +68,6 @@ class FileWeights:
             save_file(tensors, path)
             self.call("update_weights", {"update_info": {"path": str(path)}})
         self.updates += 1
-
-    def destroy(self) -> None:
-        """Do nothing: no connection is held."""
 
     def call(self, route: str, body: dict[str, Any] | None = None) -> Any:
         """POST to a route of the server. Raises `RuntimeError` unless it answers 200."""

@@ -1,13 +1,12 @@
-"""Train on NeMo Gym environments with TRL's GRPOTrainer, or its AsyncGRPOTrainer.
+"""Train on NeMo Gym environments with TRL's GRPOTrainer.
 
     python examples/trl/train.py --config examples/trl/tiny.yaml            # a minute on a CPU, no download
     python examples/trl/train.py --config examples/trl/parts.yaml           # the same with two rewards
     python examples/trl/train.py --config examples/trl/workplace.yaml       # a real model; vLLM server at vllm_server_base_url
-    python examples/trl/train.py --config examples/trl/async.yaml           # rollouts while the trainer trains
     python examples/trl/train.py --config ... --vllm_server_base_url URL --resume_from_checkpoint DIR
 
 The YAML has three parts: `model` (a hub name or directory, or `tiny`), `nemo_gym` (arguments of `NeMoGymSpec`) and `grpo` (of
-`GRPOConfig`) or `async_grpo` (of `AsyncGRPOConfig`).
+`GRPOConfig`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import AutoTokenizer, set_seed
+from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from gymgate import ConfigError, DataError
@@ -26,7 +25,6 @@ from gymgate.trl import NeMoGymSpec
 
 
 def main(config: dict[str, Any], resume_from_checkpoint: str | None) -> Any:
-    train = train_async if "async_grpo" in config else train_in_turns
     trainer = train(config, resume_from_checkpoint)
     trainer.save_model()
     if trainer.is_world_process_zero():
@@ -44,7 +42,7 @@ def closing_line(history: list[dict[str, Any]], directory: str) -> str:
     return f"{reward}; all groups flat in {flat} of {len(steps)} logged steps; model saved in {directory}"
 
 
-def train_in_turns(config: dict[str, Any], resume_from_checkpoint: str | None) -> GRPOTrainer:
+def train(config: dict[str, Any], resume_from_checkpoint: str | None) -> GRPOTrainer:
     """Rollouts, then a step, and so on."""
     grpo = arguments(GRPOConfig, config["grpo"])
     set_seed(grpo.seed)
@@ -64,26 +62,6 @@ def train_in_turns(config: dict[str, Any], resume_from_checkpoint: str | None) -
     return trainer
 
 
-def train_async(config: dict[str, Any], resume_from_checkpoint: str | None) -> Any:
-    """Rollouts in a process of their own; `model` is a name, for TRL loads it."""
-    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
-
-    args = arguments(AsyncGRPOConfig, config["async_grpo"])
-    tokenizer = AutoTokenizer.from_pretrained(config["model"])
-    spec = arguments(NeMoGymSpec, config["nemo_gym"])
-    worker = spec.rollout_worker(args, tokenizer)
-    trainer = AsyncGRPOTrainer(
-        model=config["model"],
-        args=args,
-        processing_class=tokenizer,
-        train_dataset=spec.train_dataset,
-        rollout_worker=worker,
-    )
-    worker.follow(trainer)
-    trainer.train(resume_from_checkpoint=resume_from_checkpoint)
-    return trainer
-
-
 def policy(name: str) -> tuple[Any, Any]:
     """Model and tokenizer; the trainer loads its own for a name."""
     if name != "tiny":
@@ -100,8 +78,7 @@ def read(path: Path, vllm_server_base_url: str | None) -> dict[str, Any]:
         config: dict[str, Any] = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    trainer = "async_grpo" if isinstance(config, dict) and "async_grpo" in config else "grpo"
-    parts = {"model": str, "nemo_gym": dict, trainer: dict}
+    parts = {"model": str, "nemo_gym": dict, "grpo": dict}
     for part, kind in parts.items():
         if not isinstance(config, dict) or not isinstance(config.get(part), kind):
             raise ConfigError(
@@ -110,7 +87,7 @@ def read(path: Path, vllm_server_base_url: str | None) -> dict[str, Any]:
     if unknown := {*config} - {*parts}:
         raise ConfigError(f"{path}: {', '.join(sorted(unknown))} is none of {', '.join(parts)}")
     if vllm_server_base_url:
-        config[trainer]["vllm_server_base_url"] = vllm_server_base_url
+        config["grpo"]["vllm_server_base_url"] = vllm_server_base_url
     return config
 
 

@@ -39,7 +39,7 @@ def make_trainer(cls: Any, spec: NeMoGymSpec, folder: Path, **more: Any) -> Any:
 
 
 def arguments(folder: Path, **more: Any) -> dict[str, Any]:
-    """Of a `GRPOConfig` or `AsyncGRPOConfig`, for a CPU."""
+    """Of a `GRPOConfig`, for a CPU."""
     return {
         "output_dir": str(folder),
         "use_cpu": True,

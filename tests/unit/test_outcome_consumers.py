@@ -13,10 +13,9 @@ import pytest
 
 from gymgate.cli.rollout_commands import summary_of
 from gymgate.core.config import StackConfig
-from gymgate.core.errors import EnvironmentServerError, TokenDataError
+from gymgate.core.errors import EnvironmentServerError
 from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics
-from gymgate.integrations.trl import batch as batch_module
-from gymgate.integrations.trl.batch import group_metrics, nemo_gym_reward, to_batch, to_samples
+from gymgate.integrations.trl.batch import nemo_gym_reward, to_batch
 from gymgate.integrations.verl.outputs import reward_extra_info
 from gymgate.integrations.verl.reports import log_entries, why_untrained
 from gymgate.results.evaluation import _by_task
@@ -52,8 +51,8 @@ def made(name: str) -> Rollout:
     return Rollout(id=name, environment="e", agent="a", **FIELDS[name])
 
 
-def sampled(name: str, *turns: TokenTurn) -> SampledRollout:
-    turns = turns or (TokenTurn([1], [2], [-0.5]),)
+def sampled(name: str) -> SampledRollout:
+    turns = (TokenTurn([1], [2], [-0.5]),)
     return SampledRollout(made(name), assemble(turns), len(turns), prefix_misses(turns), [1])
 
 
@@ -249,8 +248,6 @@ def test_training_logs() -> None:
     assert [name for name, each in zip(FIELDS, logged, strict=True) if "reward" in each] == ["good", "cut"]
     reports = [{"environment": "e", "metrics": each} for each in logged]
     assert log_entries(reports)["nemo_gym/reward"] == 0.75
-    total, count = group_metrics([sampled(name) for name in FIELDS], "e")["nemo_gym/reward"]
-    assert (total, count) == (1.5, 2.0)
 
 
 @pytest.mark.parametrize("option", [False, True])
@@ -270,57 +267,6 @@ def test_the_segment_with_most_sampled_ids_stands_for_a_rollout() -> None:
     ]
     batch = to_batch([SampledRollout(made("good"), segments, 0, 0, [1])], filler_id=9)
     assert batch["completion_ids"] == [[3, 4]]
-
-
-@pytest.fixture
-def samples(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`to_samples` with a plain class in place of TRL's."""
-    monkeypatch.setattr(batch_module, "sample_class", lambda: SimpleNamespace)
-
-    def of(*rollouts: SampledRollout, **options: Any) -> list[Any]:
-        fixed = {"group_id": 3, "version": 7, "prompt": [], "decode": str}
-        return to_samples(rollouts, **{**fixed, **options})
-
-    return of
-
-
-@pytest.mark.parametrize("option", [False, True])
-def test_trls_samples(samples: Any, option: bool) -> None:
-    """A rollout without a score has no sample, and no place in the baseline of the others."""
-    found = samples(*(sampled(name) for name in ("good", *FIELDS)), score_truncated=option)
-    assert [each.metrics["reward"] for each in found] == [1.0, 1.0] + [0.5] * option
-    assert all(each.metrics["rewards/nemo_gym_reward"] == each.metrics["reward"] for each in found)
-    if option:
-        assert [each.advantage for each in found] == pytest.approx([0.7071, 0.7071, -1.4142], abs=1e-3)
-    else:
-        assert [each.advantage for each in found] == [0.0, 0.0]
-
-
-def test_trls_samples_of_a_group_without_scores(samples: Any) -> None:
-    assert samples(*(sampled(name) for name in NO_SCORE)) == []
-    assert samples(sampled("cut")) == []
-
-
-def test_trls_samples_hold_the_oldest_version(samples: Any) -> None:
-    def segment(low: int, high: int) -> Segment:
-        return Segment(
-            prompt_ids=[1],
-            completion_ids=[2, 3],
-            mask=[1, 0],
-            logprobs=[-0.5, None],
-            policy_version=(low, high),
-        )
-
-    found = samples(SampledRollout(made("good"), [segment(5, 6), segment(4, 9)], 0, 0, [1]), sampled("good"))
-    assert [each.model_version for each in found] == [4, 4, 7]
-    assert found[0].input_ids.tolist() == [1, 2, 3]
-    assert found[0].completion_mask.tolist() == [0, 1, 0]
-    assert found[0].old_log_probs.tolist() == [0.0, -0.5, 0.0]
-
-
-def test_trls_samples_need_every_logprob(samples: Any) -> None:
-    with pytest.raises(TokenDataError, match="no logprob"):
-        samples(sampled("good", TokenTurn([1], [2])))
 
 
 @pytest.mark.parametrize("name", NO_SCORE)

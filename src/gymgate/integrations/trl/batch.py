@@ -1,18 +1,15 @@
-"""Rollouts as TRL's trainers take them (contract: trl 1.15 and 1.16, `GRPOTrainer._generate` and `RolloutSample`)."""
+"""Rollouts as TRL's `GRPOTrainer` takes them (contract: trl 1.15 and 1.16, `GRPOTrainer._generate`)."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, Literal
 
-from gymgate.core.errors import ConfigError, TokenDataError
+from gymgate.core.errors import ConfigError
 from gymgate.integrations.training.rollouts import (
     SampledRollout,
-    filled_logprobs,
     filler_segment,
     masked,
     rollout_metrics,
@@ -24,8 +21,6 @@ from gymgate.rollouts import Rollout, Segment, outcome_of
 SegmentChoice = Literal["longest", "last"]
 """The segment that stands for a rollout with several: the one with most sampled ids, or the last."""
 OWN_REWARD: Mapping[str, float] = MappingProxyType({REWARD: 1.0})
-EPSILON = 1e-8
-"""Added to the deviation of a group's rewards, which is 0 where all are equal."""
 
 
 def to_batch(
@@ -43,7 +38,7 @@ def to_batch(
     zeros, so it enters neither the baseline nor the loss. So does one that has nothing of what has a weight in `weights`
     (see `weighted_reward`). A rollout without sampled ids has one masked `filler_id`.
     """
-    rewards = [_training_rewards(each.rollout, score_truncated, weights)[0] for each in rollouts]
+    rewards = [_training_reward(sampled.rollout, score_truncated, weights) for sampled in rollouts]
     delivered = [
         _delivered(sampled, filler_id, segment_choice, trained=reward is not None)
         for sampled, reward in zip(rollouts, rewards, strict=True)
@@ -64,13 +59,10 @@ def to_batch(
     }
 
 
-def _training_rewards(
-    rollout: Rollout, score_truncated: bool, weights: Mapping[str, float]
-) -> tuple[float | None, float | None]:
-    """Return the environment's reward to learn from, and the weighted one; both `None` for a rollout that is left out."""
+def _training_reward(rollout: Rollout, score_truncated: bool, weights: Mapping[str, float]) -> float | None:
+    """Return the environment's reward to learn from; `None` for a rollout that is left out."""
     reward = outcome_of(rollout, score_truncated=score_truncated).training_reward
-    weighted = weighted_reward(rollout, reward, weights)
-    return (None if weighted is None else reward), weighted
+    return None if weighted_reward(rollout, reward, weights) is None else reward
 
 
 def _delivered(sampled: SampledRollout, filler_id: int, choice: SegmentChoice, *, trained: bool) -> Segment:
@@ -123,80 +115,3 @@ def check_weights(trainer: Any, weights: Sequence[float]) -> None:
             f"the trainer weighs the parts of the reward by {given}, reward_parts by {list(weights)};"
             " set GRPOConfig(reward_weights=spec.reward_weights)"
         )
-
-
-def to_samples(
-    rollouts: Sequence[SampledRollout],
-    *,
-    group_id: int,
-    version: int,
-    prompt: list[dict[str, str]],
-    decode: Callable[[list[int]], str],
-    score_truncated: bool = False,
-    weights: Mapping[str, float] = OWN_REWARD,
-) -> list[Any]:
-    """Return a group as `RolloutSample`s for `AsyncGRPOTrainer`: one for each segment of each trained rollout.
-
-    A rollout's reward is the sum of its parts by `weights`. The advantage compares a rollout with the trained ones of its
-    group, by their mean and standard deviation. `version` is the version of the weights where the engine gave none. Raises
-    `TokenDataError` for a sampled id without logprob.
-    """
-    learned = [_training_rewards(each.rollout, score_truncated, weights) for each in rollouts]
-    rewards = [weighted for _, weighted in learned]
-    known = [reward for reward in rewards if reward is not None]
-    deviation = pstdev(known) if known else 0.0
-    samples = []
-    for sampled, (own, reward) in zip(rollouts, learned, strict=True):
-        if reward is None:
-            continue
-        parts = {name: value for name, value in sampled.rollout.reward_parts.items() if name in weights}
-        versions = [segment.policy_version[0] for segment in sampled.segments if segment.policy_version]
-        for segment in sampled.segments:
-            sample = _sample(
-                segment,
-                prompt=prompt,
-                completion=[{"role": "assistant", "content": decode(segment.completion_ids)}],
-                advantage=(reward - fmean(known)) / (deviation + EPSILON),
-                model_version=min(versions, default=version),
-                group_id=group_id,
-                metrics={
-                    "reward": reward,
-                    "reward_std": deviation,
-                    "rewards/nemo_gym_reward": own,
-                    **{f"rewards/{name}": value for name, value in parts.items()},
-                },
-            )
-            samples.append(sample)
-    return samples
-
-
-def sample_class() -> Any:
-    """Import TRL's `RolloutSample`, which takes seconds."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # the trainer's process shows the warning
-    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
-
-    return RolloutSample
-
-
-def _sample(segment: Segment, **fields: Any) -> Any:
-    import numpy
-
-    logprobs, prompt_length = filled_logprobs(segment), len(segment.prompt_ids)
-    if logprobs is None:
-        raise TokenDataError("the engine gave no logprobs; AsyncGRPOTrainer needs one for each sampled id")
-    return sample_class()(
-        input_ids=numpy.asarray([*segment.prompt_ids, *segment.completion_ids], dtype=numpy.int64),
-        completion_mask=numpy.asarray([0] * prompt_length + segment.mask, dtype=numpy.int64),
-        old_log_probs=numpy.asarray([0.0] * prompt_length + logprobs, dtype=numpy.float32),
-        **fields,
-    )
-
-
-def group_metrics(rollouts: Sequence[SampledRollout], environment: str) -> dict[str, tuple[float, float]]:
-    """Return sum and count of each finite metric, which TRL's metrics queue reads as a mean. Names as in `nemo_gym_reward`."""
-    metrics = [
-        {name: value for name, value in rollout_metrics(sampled).items() if math.isfinite(value)}
-        for sampled in rollouts
-    ]
-    gathered = values_by_metric(metrics, [environment] * len(metrics))
-    return {f"nemo_gym/{name}": (sum(values), float(len(values))) for name, values in gathered.items()}

@@ -41,16 +41,12 @@ class TRLServerEngine:
 
     Samples have the weights version that the trainer counts. The first request of a rollout has a seed of its own: the
     engines of a data-parallel server start from one seed, and would give equal samples for equal prompts. Later requests
-    have none, because vLLM samples seeded requests one by one. With `lora_name`, the newest adapter that TRL published
-    samples; TRL publishes each version as `LORA_NAME-vVERSION`.
+    have none, because vLLM samples seeded requests one by one.
     """
 
-    def __init__(
-        self, base_url: str, model: str, version: Callable[[], int], *, lora_name: str | None = None
-    ) -> None:
+    def __init__(self, base_url: str, model: str, version: Callable[[], int]) -> None:
         self.server = VLLMCompletionsEngine(base_url, model=model)
         self.version = version
-        self.lora_name = lora_name
         self._seeded: OrderedDict[str, None] = OrderedDict()
 
     async def generate(
@@ -58,8 +54,6 @@ class TRLServerEngine:
     ) -> Sample:
         """See `Engine.generate`."""
         version = self.version()
-        if self.lora_name is not None:
-            self.server.model = f"{self.lora_name}-v{version}"
         sampling = {name: value for name, value in sampling.items() if name != "seed"}
         if session not in self._seeded:
             sampling["seed"] = secrets.randbits(62)
@@ -102,24 +96,22 @@ def server_policy(
     sampling: Mapping[str, Any],
     chat_template_kwargs: Mapping[str, Any] | None,
     max_completion_len: int | None,
-    version: Callable[[], int] = lambda: 0,
-    lora_name: str | None = None,
 ) -> TokenPolicy:
     """Make a policy that samples at `base_url`, a vLLM server, unless the spec names an engine.
 
-    `version` is the version of the server's weights. Raises `PolicyError` for a server that lists no model.
+    The version of the server's weights is not known and counts as 0. Raises `PolicyError` for a server that lists no model.
     """
     limit, engine = None, resolve(spec.engine, None, "generate")
     if engine is None:
         model, limit = served_model(base_url)
-        engine = TRLServerEngine(base_url, model, version, lora_name=lora_name)
+        engine = TRLServerEngine(base_url, model, lambda: 0)
     return TokenPolicy(
         engine,
         find_renderer(tokenizer, spec.renderer, chat_template_kwargs),
         sampling=sampling,
         max_model_len=limit,
         max_completion_len=max_completion_len,
-        version=version,
+        version=lambda: 0,
     )
 
 
@@ -153,7 +145,7 @@ def check_timeout(trainer: Any, timeout_s: float) -> None:
 
 
 def trainer_sampling(args: Any) -> dict[str, Any]:
-    """Return the sampling parameters that a `GRPOConfig` or `AsyncGRPOConfig` sets, `generation_kwargs` included."""
+    """Return the sampling parameters that a `GRPOConfig` sets, `generation_kwargs` included."""
     chosen = {name: getattr(args, name, None) for name in _SAMPLING}
     extra: Mapping[str, Any] = getattr(args, "generation_kwargs", None) or {}
     if unknown := sorted(name for name in extra if name not in NAMES):

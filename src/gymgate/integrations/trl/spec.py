@@ -36,8 +36,6 @@ from gymgate.tokens.engines import ColocatedEngine, HuggingFaceEngine
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from gymgate.integrations.trl.async_worker import RolloutWorker
-
 
 class TRLSettings(TrainingSpec):
     """Settings of `NeMoGymSpec(environments, engine=..., renderer=..., ...)`.
@@ -185,18 +183,6 @@ class NeMoGymSpec:
             if isinstance(policy.engine, HuggingFaceEngine):
                 await policy.engine.stop()  # the trainer's model, which it now trains
         return [task.result() for task in tasks]
-
-    def rollout_worker(
-        self, args: Any, processing_class: Any, *, lora_name: str | None = None
-    ) -> RolloutWorker:
-        """Make the worker for `AsyncGRPOTrainer(rollout_worker=worker)` from the trainer's arguments and tokenizer.
-
-        Then call `worker.follow(trainer)`, so that its checkpoints keep the position in the data. `lora_name` is
-        `"trl-policy"` if TRL publishes an adapter to a server that was started with `--enable-lora`.
-        """
-        from gymgate.integrations.trl.async_worker import RolloutWorker
-
-        return RolloutWorker(self, args, processing_class, lora_name=lora_name)
 
     def row(self, prompt: Any) -> tuple[str, dict[str, Any]]:
         """Return environment and row of a prompt from the spec's datasets. Raises `DataError` for another prompt."""
