@@ -1,16 +1,14 @@
-"""NeMo Gym environments in verl: what its config names as `gymgate.verl.NAME`. Needs the extras `nemogym` and `verl`."""
+"""NeMo Gym environments in verl: what its config names as `gymgate.verl.NAME`. Needs the extra `verl`."""
+
+from gymgate.integrations.versions import failed_import, warn_if_untested
+
+warn_if_untested("verl")  # first, because its import may fail for this reason
 
 try:
     from gymgate.integrations.verl.dataset import NeMoGymDataset
     from gymgate.integrations.verl.loop import NeMoGymAgentLoop
     from gymgate.integrations.verl.replay_buffer import NeMoGymReplayBuffer, NeMoGymReplayBufferAsync
-except ModuleNotFoundError as error:
-    if (error.name or "").startswith("gymgate"):
-        raise
-    from gymgate.core.errors import MissingExtraError
-    from gymgate.core.extras import install_command
-
-    told = f"{error.name} is not installed: {install_command('nemogym,verl')} (verl needs Python < 3.13)"
-    raise MissingExtraError(told) from error
+except ImportError as error:
+    raise failed_import("verl", error, "verl needs Python < 3.13") from error
 
 __all__ = ["NeMoGymAgentLoop", "NeMoGymDataset", "NeMoGymReplayBuffer", "NeMoGymReplayBufferAsync"]

@@ -128,6 +128,30 @@ def test_a_fresh_installation_does_the_main_job(built: tuple[Path, Path], tmp_pa
     assert done.stdout.split() == [str(_module(made, minor)), "0.2.0"]
 
 
+@pytest.mark.gym
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("extra", "program"),
+    [
+        ("nemogym", "import nemo_gym_env, gymgate.integrations.verifiers.evaluation"),
+        ("trl", "import gymgate.trl, renderers, datasets"),  # torch, of hundreds of megabytes, is left out
+    ],
+)
+def test_an_extra_alone_has_what_it_imports(
+    built: tuple[Path, Path], tmp_path: Path, extra: str, program: str
+) -> None:
+    """With the newest releases of the index, not the locked ones. `./dev extras` tries all extras."""
+    made, excluded = tmp_path / "venv", tmp_path / "excluded.txt"
+    excluded.write_text("torch\n")
+    run_uv("venv", "--python", sys.executable, made)
+    python = made / "bin" / "python"
+    run_uv("pip", "install", "--python", python, "--excludes", excluded, f"{built[0]}[{extra}]")
+    done = subprocess.run(
+        [python, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def _module(made: Path, minor: int) -> Path:
     return made / "lib" / f"python3.{minor}" / "site-packages" / "gymgate" / "__init__.py"
 

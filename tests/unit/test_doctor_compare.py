@@ -65,7 +65,7 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(monkeypatch: 
     missing, old, fits = check_versions("trl")
     assert (missing.ok, missing.detail) == (
         False,
-        f"not installed; {install_command('nemogym,trl', 'torch')}",
+        f"not installed; {install_command('trl', 'torch')}",
     )
     assert old.ok is False
     assert old.detail.endswith(" pip install 'pytest>=999'")

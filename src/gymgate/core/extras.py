@@ -1,4 +1,4 @@
-"""The command that installs one of gymgate's extras beside the gymgate that runs."""
+"""gymgate's extras: the SDK of each, the releases that were tested, and the command that installs it beside this gymgate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,41 @@ import json
 import shlex
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
+
+from packaging.version import InvalidVersion, Version
+
+
+class SDK(NamedTuple):
+    """The package that an extra integrates, and the releases that gymgate was tested with."""
+
+    package: str
+    oldest: str
+    newest: str
+    """Compared by as many numbers as it has: 1.16.2 is not newer than 1.16."""
+
+    def untested(self, version: str) -> str | None:
+        """Return a line about a version that is newer than all tested ones, or cannot be compared; `None` for another."""
+        try:
+            release = Version(version).release
+        except InvalidVersion:
+            return f"{version} cannot be compared with {self.newest}, the newest release that gymgate was tested with"
+        tested = Version(self.newest).release
+        if release[: len(tested)] <= tested:
+            return None
+        return f"{version} is newer than {self.newest}, the newest release that gymgate was tested with"
+
+
+SDKS = {
+    "nemogym": SDK("verifiers", "0.4", "0.4"),
+    "inspect": SDK("inspect-ai", "0.3.285", "0.3.285"),
+    "openenv": SDK("openenv", "0.10", "0.10"),
+    "skyrl": SDK("skyrl", "0.4", "0.4"),
+    "trl": SDK("trl", "1.15", "1.16"),
+    "verl": SDK("verl", "0.9.1", "0.9"),
+}
+"""By extra. The bounds in pyproject.toml say the same."""
 
 
 def install_command(extra: str, *others: str) -> str:

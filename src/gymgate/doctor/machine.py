@@ -13,8 +13,8 @@ from importlib import metadata
 
 from gymgate.core.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, cache_dir
 from gymgate.core.errors import SetupError
-from gymgate.core.extras import install_command
 from gymgate.doctor import Finding
+from gymgate.doctor.packages import check_sdks
 from gymgate.gateway.serving_process import max_rollouts
 from gymgate.gym.runtime.command import CommandError, run_command
 from gymgate.gym.runtime.containers import describe_unjudged, leftovers
@@ -47,11 +47,7 @@ def check_machine() -> Iterator[Finding]:
     yield _free_space(missing)
     yield _open_files()
     yield _loopback()
-    for package, extra in (("verifiers", "nemogym"), ("datasets", "datasets")):
-        try:
-            yield Finding(package, True, metadata.version(package))
-        except metadata.PackageNotFoundError:
-            yield Finding(package, None, f"not installed; {install_command(extra)}")
+    yield from check_sdks()
     for name in PROVIDERS:  # none is required: only environments with a sandbox need one
         check = check_provider(name)
         yield Finding(f"sandbox {name}", check.usable or None, check.detail)
