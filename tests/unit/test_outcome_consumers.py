@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gymgate.cli.rollout_commands import summary_of
+from gymgate.cli.rollout_commands import run_output
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import EnvironmentServerError
 from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics
@@ -148,7 +148,7 @@ def test_the_table_of_run() -> None:
     tasks = CollectedTasks()
     for number, name in enumerate((*FINISHED, "failed")):
         add(tasks, as_collected(made(name), number))
-    summary = summary_of(run, summary_rows(tasks), (), None, interrupted=False, error=None)
+    summary = run_output(run, summary_rows(tasks), (), None, interrupted=False, error=None)
     assert summary.environments["e"] == summary.overall
     assert summary.environments["e"].items() >= {
         "rollouts": 5, "failed": 1, "masked": 1, "unscored": 1, "truncated": 1, "mean_reward": 0.75,
