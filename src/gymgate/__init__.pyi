@@ -9,7 +9,6 @@ from gymgate.core.config import ReplayEndpoint as ReplayEndpoint
 from gymgate.core.config import RolloutLimits as RolloutLimits
 from gymgate.core.config import RuntimeConfig as RuntimeConfig
 from gymgate.core.config import StackConfig as StackConfig
-from gymgate.core.config import StackServer as StackServer
 from gymgate.core.errors import ConfigError as ConfigError
 from gymgate.core.errors import DataError as DataError
 from gymgate.core.errors import EnvironmentServerError as EnvironmentServerError

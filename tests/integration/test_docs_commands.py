@@ -57,7 +57,7 @@ REASONS = {
     r"^uv ": "installs, or needs a checkout of prime-rl",
     r"--log-to": "needs a package that logs",
     r"examples/verl": "needs a GPU and the extra verl",
-    r"serve-stack|openssl|STACK_TOKEN": "serves other machines: test_stack_served.py",
+    r"^ssh ": "needs an SSH server: test_stack_ssh.py",
     r"^gymgate (?:logs|stop)": "is about a stack that runs, and may end one of somebody else: test_stack_seen.py",
     r"--otel|OTEL_|--set telemetry": "needs the extra otel",
     r"^--": "options alone",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +13,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gymgate.core.config import RuntimeConfig
+from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.gym.runtime import ensure_runtime
+from gymgate.stack import acquire_sync
+from gymgate.stack.daemons import find_daemons
 from support.checks import PARIS, recorded
 from support.faulty import row, with_recordings
 from support.json_output import read_output
@@ -25,6 +26,7 @@ from support.upstream import Seen, chat_answer, upstream_in_thread
 # The first use of a release installs it.
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(900)]
 
+OLD = RuntimeConfig(version="0.6.0")
 COMMAND = [sys.executable, "-m", "gymgate"]
 SETTING = f"{SIMPLE}.resources_servers.{SIMPLE}.description"
 ITALY = recorded("of Italy?", "It is Rome.", 1.0)
@@ -72,37 +74,29 @@ def test_the_release_of_an_interpreter_is_stored(tmp_path: Path) -> None:
     assert settings(tmp_path / "b")["nemo_gym"] == "0.6.0"
 
 
-def test_the_release_and_settings_of_a_served_stack_are_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STACK_TOKEN", "canary-token-0123456789")
+def test_the_settings_of_a_joined_stack_are_stored(tmp_path: Path) -> None:
+    """Also those that the run does not give. A run on a stack with others is refused."""
     run, spec = tmp_path / "a", tmp_path / "spec.toml"
 
     @contextmanager
-    def served(*words: str) -> Iterator[None]:
-        serve = [*COMMAND, "serve-stack", SIMPLE, "--port", "0", *words]
-        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None
-                url = process.stdout.readline().strip()
-                spec.write_text(f'[stack]\nenvironments = ["{SIMPLE}"]\nserver = "{url}"\n')
-                yield
-            finally:
-                process.send_signal(signal.SIGINT)
-                process.wait(60)
+    def held(value: str) -> Iterator[None]:
+        environment = EnvironmentConfig(name=SIMPLE, overrides={SETTING: value})
+        with acquire_sync(StackConfig(environments=environment, runtime=OLD)) as stack:  # type: ignore[arg-type]
+            path = find_daemons().choose(stack.call(stack.stack.status())["pid"]).command.socket_path
+            spec.write_text(f'[stack]\nenvironments = ["{SIMPLE}"]\nserver = "{path}"\n')
+            yield
 
     with model("m", "Hello.") as url:
-        words = ("run", "--spec", spec, "-o", run, "-n", 2, "-b", url)
-        with served("--gym", "0.6.0", "--set", f"{SETTING}=one"):
+        words = ("run", "--spec", spec, "-o", run, "-n", 2, "-b", url, "--gym", OLD.version)
+        with held("one"):
+            assert "runtime.version" in command(*words[:-2], code=1).stderr
             command(*words)
             stored = settings(run)
             assert stored["nemo_gym"] == "0.6.0"
-            assert stored["environments"][0]["overrides"].startswith("sha256:")
+            assert stored["environments"][0]["overrides"] == [[SETTING, "one"]]
             command(*words, "-r", 2)
         assert len(rollouts(run)) == 4
-        with served("--set", f"{SETTING}=one"):
-            assert "nemo_gym: '0.6.0' there, '0.7.0' here" in command(*words, "-r", 3, code=1).stderr
-        with served("--gym", "0.6.0", "--set", f"{SETTING}=two"):
+        with held("two"):
             assert "overrides" in command(*words, "-r", 3, code=1).stderr
     assert len(rollouts(run)) == 4
 

@@ -216,6 +216,15 @@ def test_the_table_and_its_json_show_a_daemon(one: Waiting) -> None:
     [stack] = [each for each in stacks if each["pid"] == one.daemon.pid]
     assert (stack["share"], stack["owner"], stack["leases"]) == ("process", os.getpid(), 1)
     assert stack["processes"] == [os.getpid()]
+    assert stack["socket"] == str(one.daemon.command.socket_path)
+
+
+def test_the_socket_of_a_shared_stack_is_printed() -> None:
+    """On a line of its own, in which a path is not wrapped."""
+    with waiting(shared=True) as shared:
+        lines = terminal(80, "ps")
+    path = shared.daemon.command.socket_path
+    assert f"socket of {shared.daemon.pid}: {path}" in map(str.strip, lines)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from gymgate.core.errors import (
     StackLostError,
 )
 from gymgate.stack.ports import HeldPort, listens
-from gymgate.stack.protocol import Peer, Reply, _frame
+from gymgate.stack.protocol import Peer, Reply
 from support.hanging import Hanging
 
 
@@ -120,19 +120,15 @@ async def test_losing_the_other_end_ends_calls_and_work() -> None:
         right.tell("progress")
 
 
-@pytest.mark.parametrize("number", [1, True, "1", [1], None])
-async def test_a_call_that_could_not_be_ended_ends_the_connection(number: Any) -> None:
-    """A number that is in use, or none: its task would not be known, and go on after the connection."""
-    hanging = Hanging()
-    left, right = Peer({"hang": hanging}), Peer()
+@pytest.mark.parametrize("sent", [b"HTTP/1.1 400", b"\x02\0\0\0\0\0\0\0[]", b"\x01\0\0\0\0\0\0\0{"])
+async def test_what_is_no_frame_ends_the_connection_and_is_not_kept(sent: bytes) -> None:
+    """Nor is the beginning of a frame whose end never came."""
+    left, right = Peer(), Peer()
     async with joined(left, right), asyncio.timeout(30):
-        call = asyncio.create_task(right.call("hang"))
-        await hanging.begun.wait()
-        right._send(_frame({"id": number, "call": "hang", "with": {}}))
-        with pytest.raises(StackLostError):
-            await call
-        await hanging.ended.wait()
-        assert hanging.calls == 1
+        right._send((sent,))
+        right.close()
+        await left.lost.wait()
+        assert not left._buffer
 
 
 async def test_a_held_port_is_listened_on_by_another_and_given_to_nobody_else() -> None:

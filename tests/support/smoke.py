@@ -47,8 +47,8 @@ PROMISES = {
         "integration/test_stack_judges.py::test_a_judge_that_dies_fails_the_rollouts_that_it_was_asked_for[answers 500]",
     ),
     "a hostile answer": ("faults/test_faults_hostile.py::test_hostile_answers_fail_their_own_rollout",),
-    "two tenants": (
-        "security/test_security_tenants.py::test_a_judges_key_serves_its_own_tenants_rollouts_only[0.7.0]",
+    "two processes with different keys": (
+        "security/test_security_judge_keys.py::test_a_judges_key_serves_its_own_process_only[0.7.0]",
     ),
     "loopback and live keys only": (
         "security/test_security_listeners.py::test_everything_listens_on_loopback_and_needs_a_live_key",

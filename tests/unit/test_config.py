@@ -112,24 +112,6 @@ def test_a_short_release_is_the_supported_one() -> None:
     assert [RuntimeConfig(version=each).version for each in ("0.8", "0.7.1rc1")] == ["0.8", "0.7.1rc1"]
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "https://a:1",
-        "gymgates://a",
-        "gymgates://a:0",
-        "gymgates://a:65536",
-        "gymgates://t@a:1",
-        "gymgates://a:1/x",
-    ],
-)
-def test_a_stack_of_another_machine_has_an_address(url: str) -> None:
-    with pytest.raises(ValidationError, match="server"):
-        StackConfig(environments=("mcqa",), server=url)
-    assert StackConfig(environments=("mcqa",), server="gymgates://[::1]:7411").server is not None
-
-
 def test_one_environment_needs_no_list() -> None:
     several = StackConfig(environments=("mcqa",))
     assert StackConfig(environments="mcqa") == several  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ COMMANDS = {
     "This machine": ("ps", "logs", "stop", "doctor"),
     "Advanced": (
         *("rescore", "slurm", "setup", "cache", "gym"),
-        *("serve", "serve-policy", "serve-env", "serve-stack"),
+        *("serve", "serve-policy", "serve-env"),
     ),
 }
 """Commands by task, as `--help` lists them. Each is the `command` of its module in `gymgate.cli`."""

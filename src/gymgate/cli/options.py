@@ -422,16 +422,6 @@ agent_option = field_option("Environment", EnvironmentConfig, "agent", "--agent"
 routing_option = field_option("Environment", EnvironmentConfig, "routing", "--routing")
 
 
-SERVED_OPTIONS = (
-    config_option,
-    agent_option,
-    set_option,
-    env_var_option,
-    sandbox_option,
-    gym_option,
-    host_option,
-)
-"""Of the commands that serve environments: what runs, and where they listen."""
 ENVIRONMENT_OPTIONS = (
     judge_option,
     judge_key_var_option,

@@ -50,6 +50,8 @@ class ListedStack:
     leases: int | None
     processes: Sequence[int]
     """The processes that have leases."""
+    socket: Path
+    """What `StackConfig(server=...)` joins the stack by."""
     directory: Path
     """Its logs are here and in `logs`."""
 
@@ -73,7 +75,8 @@ def command(as_json: bool) -> None:
 
     For each stack of your user: the pid of its daemon, its environments, the rollouts under way, its age, the memory of all
     its processes, and who uses it: one process, or those that share it. A stack that does not answer within 2 s is listed as
-    `not answering`. Looking at a stack neither keeps nor stops it. Stacks on other nodes of a Ray cluster are listed there.
+    `not answering`. Below are the sockets of shared stacks, which other machines can join. Looking at a stack neither keeps
+    nor stops it. Stacks on other nodes of a Ray cluster are listed there.
     """
     from gymgate.stack.daemons import ask_daemons, find_daemons
 
@@ -86,6 +89,9 @@ def command(as_json: bool) -> None:
     if stacks:
         header = ("pid", "state", "environments", "rollouts", "age", "memory", "used by")
         print_table(header, map(_row, stacks), fixed=2)
+        for stack in stacks:
+            if stack.share == "machine":  # below the table, whose cells are wrapped
+                echo(f"socket of {stack.pid}: {stack.socket}")
     else:
         echo(NONE)
     log_hidden(found)
@@ -105,6 +111,7 @@ def _listed(daemon: DaemonProcess, report: DaemonReport) -> ListedStack:
         command=daemon.owner_command,
         leases=report.leases,
         processes=report.processes,
+        socket=daemon.command.socket_path,
         directory=daemon.command.directory,
     )
 

@@ -10,12 +10,17 @@ from gymgate.cli.environments import stack_fields
 from gymgate.cli.interrupts import serve_interruptibly
 from gymgate.cli.listening import bound, url_address
 from gymgate.cli.options import (
-    SERVED_OPTIONS,
-    add_options,
+    agent_option,
+    config_option,
     data_option,
+    env_var_option,
+    gym_option,
+    host_option,
     number_option,
     port_option,
+    sandbox_option,
     seconds_option,
+    set_option,
 )
 from gymgate.cli.output import echo, log
 from gymgate.core.config import StackConfig
@@ -25,7 +30,13 @@ from gymgate.core.errors import ConfigError
 @click.command("serve-env")
 @click.argument("environment", metavar="ENV")
 @data_option
-@add_options(SERVED_OPTIONS)
+@config_option
+@agent_option
+@set_option
+@env_var_option
+@sandbox_option
+@gym_option
+@host_option
 @port_option(8000)
 @number_option(
     "--max-sessions", default=64, help="Clients that play at the same time; further ones are refused."

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, Self, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -304,26 +303,6 @@ class RayCluster(Config):
         super().__init__(**{"address": address, **fields})
 
 
-def _stack_url(value: str) -> str:
-    if not re.fullmatch(r"gymgates?://[^\s/@?#]+:\d{1,5}", value) or not urlsplit(value).port:
-        raise ValueError(f"{value!r} is not the address of a stack; write gymgates://HOST:PORT")
-    return value
-
-
-class StackServer(Config):
-    """A stack that `gymgate serve-stack` serves on another machine. It runs rollouts with policies at HTTP endpoints."""
-
-    url: Annotated[str, AfterValidator(_stack_url)]
-    """`gymgates://HOST:PORT`, as `gymgate serve-stack` prints it. `gymgate://` is not encrypted, and for loopback only."""
-    token_env: str = "STACK_TOKEN"
-    """Name of the environment variable with the token; read in the process that calls gymgate."""
-    certificates: str | None = None
-    """PEM file of the certificates to trust; `None`: those that this machine trusts."""
-
-    def __init__(self, url: str, **fields: Any) -> None:
-        super().__init__(**{"url": url, **fields})
-
-
 def _own_address(value: str) -> str:
     address = ipaddress.ip_address(value)
     if address.is_unspecified or address.is_loopback:
@@ -376,9 +355,10 @@ class StackConfig(StackSettings):
     """Directories searched for your own servers, in addition to the installed nemo-gym."""
     ray: Annotated[RayCluster | None, short_for("address")] = None
     """Ray cluster to run on: several stacks on its nodes, used as one. An address, or a `RayCluster`. `None`: this machine."""
-    server: Annotated[StackServer | None, short_for("url")] = None
-    """Stack of another machine to use: a URL, or a `StackServer`. It must serve these environments, and decides all other
-    settings. `None`: this machine, or `ray`."""
+    server: str | None = None
+    """Path of the socket of a running stack to join, which may lead to another machine (`ssh -L`). The stack must have these
+    environments, this release of NeMo Gym, and every other setting that differs from its default here. `None`: a stack of
+    this machine, or `ray`."""
     state_dir: str | None = None
     """Directory for logs of at most 8 MiB each; `None`: one under the user's runtime or temporary directory, deleted when the
     stack stops."""
@@ -392,7 +372,7 @@ class StackConfig(StackSettings):
 
     @property
     def is_local(self) -> bool:
-        """Whether the servers run on this machine. Another machine may reach an endpoint that this one cannot."""
+        """Whether the servers surely run on this machine. Another one may reach an endpoint that this one cannot."""
         return self.ray is None and self.server is None
 
 

@@ -103,6 +103,7 @@ class Lease:
         )
         self._shared = False
         self._daemon_pid: int | None = None
+        """`None` also if it may be a process of another machine."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def hello(self, config: StackConfig) -> None:
@@ -111,11 +112,8 @@ class Lease:
         self._watch(missed=0, heard=self.peer.heard)
         wire = stack_to_wire(config)
         self.description = description = await self.peer.call("hello", protocol=PROTOCOL, config=wire)
-        try:
-            self.agents = {name: AgentInfo(**agent) for name, agent in description["agents"].items()}
-            self._daemon_pid = description["pid"]
-        except (LookupError, TypeError, AttributeError):
-            raise StackLostError("what answered does not describe a stack") from None
+        self.agents = {name: AgentInfo(**agent) for name, agent in description["agents"].items()}
+        self._daemon_pid = description["pid"]
 
     async def goodbye(self) -> bool:
         """Release the lease. If it was the last one, wait (bounded) until the daemon is gone. Returns whether it was.
@@ -323,11 +321,6 @@ class Stack:
                 error = RolloutTimeoutError(f"Timed out after {limits.timeout_s:g} s; {waited}")
                 name = self.names.get(environment or "", environment or "")
                 return failed_rollout(error, id=rollout_id, environment=name, agent=agent or "")
-
-    async def forward(self, message: Mapping[str, Any], row: bytes) -> Reply:
-        """Run a row as the lease of another process asks, and return the daemon's answer to that."""
-        lease = await self._current_lease()
-        return await lease.peer.exchange("run", message, row)
 
     def register(
         self, name: str, policy: PolicyCallable, *, dialect: Literal["chat", "responses"] = "chat"

@@ -99,6 +99,14 @@ class Daemon:
             self._start = SharedStart(lambda: self._start_stack(config))
         return await self._start.get()
 
+    async def joined(self, config: StackConfig) -> RunningStack:
+        """Return the stack for a caller that starts none. Raises `ConfigError` if it is not what the config asks for."""
+        if self._start is None:
+            raise StackLostError("nobody has started this stack yet")
+        stack = await self.started(config)
+        stack.refuse_other(config)
+        return stack
+
     @property
     def running(self) -> RunningStack:
         """The stack, once it is up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import struct
 import subprocess
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import NamedTuple, Self
 
 import gymgate
 from gymgate.core.config import StackConfig, cache_dir
-from gymgate.core.errors import SetupError
+from gymgate.core.errors import ConfigError, SetupError, StackLostError
 from gymgate.core.files import tail
 from gymgate.core.interpreter import module_command, runs_module
 from gymgate.gym.runtime import daemon_env
@@ -94,6 +95,27 @@ def connect_or_start(address: DaemonAddress) -> tuple[socket.socket, subprocess.
         if (connection := _connect(address.socket_path)) is not None:
             return connection, None
         return _start(address)
+
+
+def connect_to(path: Path) -> socket.socket:
+    """Return a connection to the daemon whose socket is at this path, which may lead to another machine. Starts none.
+
+    Raises `ConfigError` for a path that is no socket, `SetupError` for another user's, and `StackLostError` if nobody answers.
+    """
+    path = path.expanduser()
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise ConfigError(
+                f"server {str(path)!r} is not a socket; `gymgate ps` shows the sockets of a machine's stacks"
+            )
+        connection = _connect(path)
+    except FileNotFoundError:
+        raise StackLostError(f"there is no stack at {path}: no such file") from None
+    except OSError as error:  # no permission, or longer than a socket's path may be
+        raise ConfigError(f"cannot connect to the stack at {path}: {error.strerror or error}") from None
+    if connection is None:
+        raise StackLostError(f"there is no stack at {path}: nobody listens there")
+    return connection
 
 
 def _connect(path: Path) -> socket.socket | None:

@@ -29,7 +29,10 @@ class LeaseHolder:
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
         self._judges: dict[str, Any] = {}
-        """The endpoints of judges that this connection said hello with, credentials included. Only its own rollouts use them."""
+        """The endpoints of judges that this connection said hello with, credentials included. Only its own rollouts use them. Of
+        one that joined, those of the stack."""
+        self._environment: str | None = None
+        """Where rows go that say nothing else, if this connection joined the stack for one of its environments."""
         handlers: dict[str, CallHandler] = {
             "hello": self.hello,
             "bye": self.bye,
@@ -54,12 +57,23 @@ class LeaseHolder:
             self.peer.abort()
             raise StackLostError("the stack is stopping")
         self.peer.tell("welcome")  # a caller that heard anything does not try another daemon
-        refuse_protocol(message["protocol"], "daemon")
+        refuse_protocol(message["protocol"])
         self._watch_process()  # before the start, which may take minutes and should end with its process
         config = StackConfig.model_validate(message["config"])
-        self._judges = {name: self._reachable(endpoint) for name, endpoint in config.models}
+        if config.server is not None:
+            return await self._join(config)
+        self._use_judges(config)
         running = await self.daemon.started(config)
         return {**running.describe(), "pid": os.getpid()}
+
+    async def _join(self, config: StackConfig) -> dict[str, Any]:
+        """Answer if the stack, which others have started, is what the config asks for. Its judges are the stack's."""
+        running = await self.daemon.joined(config)
+        self._use_judges(running.config)
+        description = running.describe(config.environments)
+        names = {*description["names"].values()}
+        self._environment = names.pop() if len(names) == 1 else None
+        return {**description, "pid": None}
 
     async def bye(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         """Release the lease. Answers whether everything stops now, which nobody can prevent any more."""
@@ -73,7 +87,7 @@ class LeaseHolder:
         started = time.monotonic()  # first: routing a long row takes time of the rollout too
         stack = self.daemon.running
         environment, destination = stack.choose(
-            message["environment"],
+            message["environment"] or self._environment,
             message["agent"],
             message.get("environment_server"),
             message.get("taskset"),
@@ -125,6 +139,9 @@ class LeaseHolder:
             os.close(self._pidfd)
             self._pidfd = None
         self.daemon.release(self)
+
+    def _use_judges(self, config: StackConfig) -> None:
+        self._judges = {name: self._reachable(endpoint) for name, endpoint in config.models}
 
     def _reachable(self, endpoint: JudgeEndpoint) -> Any:
         """Return an endpoint as the gateway takes it: a callable is called over this connection."""

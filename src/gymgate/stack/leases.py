@@ -14,19 +14,18 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakSet
 
-from gymgate.core.config import RayCluster, StackConfig, StackServer, checked
+from gymgate.core.config import RayCluster, StackConfig, checked
 from gymgate.core.errors import StackLostError, StackStartError
 from gymgate.core.files import tail
 from gymgate.gym.runtime.command import Progress
 from gymgate.stack.client import Lease, Stack
 from gymgate.stack.identity import identity_of
-from gymgate.stack.launch import DaemonAddress, connect_or_start
-from gymgate.stack.network import connect_to, refuse_settings
+from gymgate.stack.launch import DaemonAddress, connect_or_start, connect_to
 from gymgate.stack.paths import make_private, process_directory, salt, shared_directory
 from gymgate.stack.ray_pool import RayPool
 
@@ -40,12 +39,11 @@ STAYS_S = 0.3
 
 @asynccontextmanager
 async def acquire(
-    config: StackConfig, *, where: RayCluster | StackServer | None = None, progress: Progress | None = None
+    config: StackConfig, *, where: RayCluster | None = None, progress: Progress | None = None
 ) -> AsyncIterator[Stack]:
     """Yield the config's stack, started if it does not run. The lease is given back at the end of the block.
 
-    `where` is a Ray cluster to run it on, instead of `config.ray`; the stack is then several, on the cluster's nodes. Or it
-    is the server of a stack on another machine, instead of `config.server`.
+    `where` is a Ray cluster to run it on, instead of `config.ray`; the stack is then several, on the cluster's nodes.
 
     `progress` gets one line per step while the stack starts. Processes and event loops that acquire one config share the
     stack; its daemon counts their leases. Raises `ConfigError`, `NeedMissingError`, `SetupError` or `StackStartError`,
@@ -62,7 +60,7 @@ async def acquire(
 async def connect(
     config: StackConfig,
     *,
-    where: RayCluster | StackServer | None = None,
+    where: RayCluster | None = None,
     progress: Progress | None = None,
     reconnect: bool = False,
 ) -> Stack:
@@ -72,7 +70,7 @@ async def connect(
     `StackLostError`.
     """
     if where is not None:
-        config = config.model_copy(update={"ray" if isinstance(where, RayCluster) else "server": where})
+        config = config.model_copy(update={"ray": where})
     leases = current_leases()
     return await Stack._open(config, lambda: leases.take(config, progress), leases.close, reconnect=reconnect)
 
@@ -99,10 +97,7 @@ class Leases:
         for lease in closed:
             lease.drop()
         if config.server is not None:
-            refuse_settings(config)
-            lease, sock = await connect_to(config.server)
-            self._sockets.add(sock)
-            return await self._take(lease, config.model_copy(update={"server": None}), progress)
+            return await self._take(await self.join(Path(config.server)), config, progress)
         identity = await asyncio.to_thread(lambda: identity_of(config, salt()))
         if config.ray is not None:
             return await self._take(await RayPool(config, identity).connect(), config, progress)
@@ -144,13 +139,27 @@ class Leases:
 
     async def open(self, address: DaemonAddress) -> Lease:
         """Connect to the daemon, which is started if none answers."""
-        connecting = asyncio.ensure_future(asyncio.to_thread(self.connect, address))
+        return await self._open(lambda: self.connect(address), address.describe_loss)
+
+    async def join(self, path: Path) -> Lease:
+        """Connect to the daemon of a running stack by its socket's path. Starts none, and leaves the path as it is."""
+        return await self._open(
+            lambda: (self._keep(connect_to(path)), None), lambda: f"the stack at {path} is gone"
+        )
+
+    async def _open(
+        self,
+        connect: Callable[[], tuple[socket.socket, subprocess.Popen[bytes] | None]],
+        describe_loss: Callable[[], str],
+    ) -> Lease:
+        """Return a lease on the connection that `connect` makes in a thread, with the daemon if this process started it."""
+        connecting = asyncio.ensure_future(asyncio.to_thread(connect))
         try:
             sock, daemon = await asyncio.shield(connecting)
         except asyncio.CancelledError:
             (await connecting)[0].close()  # the thread goes on, and its connection would count as a lease
             raise
-        lease = Lease(address.describe_loss, daemon)
+        lease = Lease(describe_loss, daemon)
         await asyncio.get_running_loop().create_unix_connection(lambda: lease.peer, sock=sock)
         return lease
 
@@ -201,14 +210,19 @@ class Leases:
     def connect(self, address: DaemonAddress) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
         """Return a connection, and the daemon at the other end if this process started it. Blocks."""
         sock, process = connect_or_start(address)
-        self._sockets.add(sock)
-        sock.setblocking(False)
+        self._keep(sock)
         with self._lock:
             if process is not None:
                 if (previous := self._daemons.pop(address.socket_path, None)) is not None:
                     self._replaced.append(previous)
                 self._daemons[address.socket_path] = process
             return sock, self._daemons.get(address.socket_path)
+
+    def _keep(self, sock: socket.socket) -> socket.socket:
+        """Return a connection to a daemon, which a forked child and the end of this process will drop."""
+        self._sockets.add(sock)
+        sock.setblocking(False)
+        return sock
 
 
 def _wait_if_it_stops(path: Path, process: subprocess.Popen[bytes]) -> None:

@@ -28,24 +28,20 @@ from typing import Any, NamedTuple, cast
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError, described, from_wire
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Both ends must have the same. It changes with the meaning of the frames."""
 _LENGTHS = struct.Struct("<II")
 _MAX_LENGTH = (1 << 32) - 1
 """Bytes that a length in a frame can say."""
-FRAME_S = 60.0
-"""For a frame from outside, once it has begun, besides its time at `SLOWEST`."""
-SLOWEST = 1 << 20
-"""Bytes a second at which a frame from outside must come on average."""
 _JOINED = 64 << 10
 """Bytes of a frame up to which its parts are copied into one, to be sent by one system call."""
 
 
-def refuse_protocol(protocol: Any, end: str) -> None:
-    """Raise `StackLostError` for a caller that speaks another protocol than this `end` of the connection."""
+def refuse_protocol(protocol: Any) -> None:
+    """Raise `StackLostError` for a caller that speaks another protocol than this daemon."""
     if protocol != PROTOCOL:
         raise StackLostError(
-            f"the stack's {end} speaks protocol {PROTOCOL}, this process {protocol}; both must run the same gymgate"
+            f"the stack's daemon speaks protocol {PROTOCOL}, this process {protocol}; both must run the same gymgate"
         )
 
 
@@ -68,12 +64,7 @@ class Peer(asyncio.Protocol):
     """One end of a connection. Belongs to the event loop that made it.
 
     `handlers` answer the other end's calls. Each call runs in its own task, which is cancelled when the other end cancels
-    the call or goes away. `listeners` get messages that have no answer.
-
-    `max_frame` is set where the other end is not trusted. Then no frame may be longer, in either direction, its head may not
-    hold more values than a body from outside, and it has to come in time. What is no frame ends the connection, and so
-    does one more than `frames_left`. With `waits_for_reader` nothing is read while the other end leaves unread what it was
-    sent, so that it cannot ask for more and more answers; both ends would wait for each other for ever.
+    the call or goes away. `listeners` get messages that have no answer. What is no frame ends the connection.
     """
 
     def __init__(
@@ -82,8 +73,6 @@ class Peer(asyncio.Protocol):
         listeners: Mapping[str, MessageHandler] | None = None,
         on_lost: Callable[[], None] = lambda: None,
         describe_loss: Callable[[], str] = lambda: "the stack's daemon is gone",
-        max_frame: int | None = None,
-        waits_for_reader: bool = False,
     ) -> None:
         self.handlers = dict(handlers or {})
         self.listeners = dict(listeners or {})
@@ -94,15 +83,8 @@ class Peer(asyncio.Protocol):
         """The other end's calls that have no answer yet."""
         self.describe_loss = describe_loss
         self._on_lost = on_lost
-        self.max_frame = max_frame
-        self.frames_left: int | None = None
-        """How many more frames may come; `None`: any number."""
-        self._waits_for_reader = waits_for_reader
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._incomplete = 0
-        """Bytes of the frame that has begun to come, its lengths included."""
-        self._frame_timer: asyncio.TimerHandle | None = None
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         self._next_id = 0
         self._writable = asyncio.Event()
@@ -121,7 +103,7 @@ class Peer(asyncio.Protocol):
         self._next_id += 1
         number = self._next_id
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        frame = _frame({"id": number, "call": method, "with": parameters}, body, self.max_frame)
+        frame = _frame({"id": number, "call": method, "with": parameters}, body)
         self._pending[number] = (
             answer  # before anything is awaited: a connection that is lost meanwhile fails it
         )
@@ -177,7 +159,6 @@ class Peer(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self._transport = None
         self._buffer.clear()  # a cycle of references keeps this object until the collector runs
-        self._expect(0)
         self.lost.set()
         self._writable.set()  # whoever waits to send goes on, and finds no transport
         for task in self.tasks.values():
@@ -190,16 +171,10 @@ class Peer(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The other end does not read fast enough, so calls and answers wait here. See `asyncio.BaseProtocol`."""
         self._writable.clear()
-        if self._waits_for_reader and self._transport is not None:
-            self._transport.pause_reading()
-            self._expect(self._incomplete)
 
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
         self._writable.set()
-        if self._waits_for_reader and self._transport is not None:
-            self._transport.resume_reading()
-            self._expect(self._incomplete)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -212,44 +187,18 @@ class Peer(asyncio.Protocol):
 
     def _read_frames(self) -> None:
         """Handle what has come as a whole. Raises whatever a frame leads to that is none."""
-        buffer, start, length = self._buffer, 0, 0
-        while left := len(buffer) - start:
-            length = _LENGTHS.size
-            if left < length:
-                break
+        buffer, start = self._buffer, 0
+        while len(buffer) - start >= _LENGTHS.size:
             head, body = _LENGTHS.unpack_from(buffer, start)
-            if self.max_frame is not None and head + body > self.max_frame:
-                raise ValueError(f"{head + body} bytes, the limit is {self.max_frame}")
-            length += head + body
-            if left < length:
+            end = start + _LENGTHS.size + head + body
+            if len(buffer) < end:
                 break
-            with memoryview(buffer)[start + _LENGTHS.size : start + length] as view:
+            with memoryview(buffer)[start + _LENGTHS.size : end] as view:
                 frame, rest = bytes(view[:head]), bytes(view[head:])
-            start += length
-            length = 0
-            if self.frames_left is not None:
-                if not self.frames_left:
-                    raise ValueError("more frames than may come")
-                self.frames_left -= 1
-            trusted = self.max_frame is None
-            self._handle(codec.loads_own(frame) if trusted else codec.parse_bounded(frame)[0], rest)
+            start = end
+            self._handle(codec.loads_own(frame), rest)
         if start:
             del buffer[:start]
-        if self.max_frame is not None and (start or length != self._incomplete):
-            self._expect(length)
-
-    def _expect(self, length: int) -> None:
-        """Give a frame of so many bytes its time to come; 0: none has begun."""
-        self._incomplete = length
-        if self._frame_timer is not None:
-            self._frame_timer.cancel()
-            self._frame_timer = None
-        # Else it is late because nobody reads it.
-        is_read = self._writable.is_set() or not self._waits_for_reader
-        if length and is_read:
-            seconds = FRAME_S + length / SLOWEST
-            late = f"a frame of {length} bytes did not come within {seconds:.0f} s"
-            self._frame_timer = asyncio.get_running_loop().call_later(seconds, self._drop, late)
 
     def _drop(self, reason: str) -> None:
         """End a connection whose other end does not keep to the protocol."""
@@ -269,12 +218,9 @@ class Peer(asyncio.Protocol):
 
     def _handle(self, frame: dict[str, Any], body: bytes) -> None:
         if "call" in frame:
-            number, method, parameters = frame["id"], frame["call"], frame["with"]
-            # A task that is not kept would outlive the connection.
-            if type(number) is not int or number in self.tasks or type(parameters) is not dict:
-                raise ValueError("a call without a number of its own, or without parameters")
+            number, method = frame["id"], frame["call"]
             task = asyncio.create_task(
-                self._answer(number, method, parameters, body, self.handlers.get(method))
+                self._answer(number, method, frame["with"], body, self.handlers.get(method))
             )
             self.tasks[number] = task
             task.add_done_callback(lambda _: self.tasks.pop(number, None))
@@ -301,7 +247,7 @@ class Peer(asyncio.Protocol):
                 raise ConfigError(f"there is no call {method!r} at this time")
             answer = await handler(parameters, body)
             reply = answer if isinstance(answer, Reply) else Reply(answer)
-            frame = _frame({"id": number, "ok": reply.value}, reply.body, self.max_frame)
+            frame = _frame({"id": number, "ok": reply.value}, reply.body)
         except GymgateError as error:
             frame = _failure(number, error)
         except BaseException as error:
@@ -327,15 +273,14 @@ def process_at(connection: socket.socket) -> int:
     return pid
 
 
-def _frame(value: dict[str, Any], body: bytes = b"", limit: int | None = None) -> tuple[bytes, ...]:
+def _frame(value: dict[str, Any], body: bytes = b"") -> tuple[bytes, ...]:
     """Return the pieces of a frame. Raises `DataError` for a value that cannot be sent."""
     try:
         head = codec.dumps(value)
     except ValueError as error:
         raise DataError(f"cannot be sent as JSON: {error}") from None
-    limit = _MAX_LENGTH if limit is None else limit
-    if (length := len(head) + len(body)) > limit:
-        raise DataError(f"cannot be sent: {length} bytes, the limit is {limit}")
+    if (length := len(head) + len(body)) > _MAX_LENGTH:
+        raise DataError(f"cannot be sent: {length} bytes, the limit is {_MAX_LENGTH}")
     return (_LENGTHS.pack(len(head), len(body)), head, body)
 
 

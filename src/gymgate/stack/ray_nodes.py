@@ -7,7 +7,7 @@ Why not an actor that runs rollouts: a working sketch of one was longer, 443 lin
 of callables, errors, cancellation, progress and the notice of a daemon's end took methods of their own, which the daemon's
 protocol already has. CPU time for a rollout was the same.
 
-Why not a TCP port on the node, as `serve-stack` has one: that needs a port open between the nodes, a certificate that the actor
+Why not a TCP port on the node: that needs a port open between the nodes, a certificate that the actor
 makes (with a library that Ray does not bring) and hands back, and still something that passes the bytes on to the daemon. Of
 the 48 lines of `Tunnel` hardly any would be left over.
 """

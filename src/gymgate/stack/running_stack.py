@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from gymgate.core.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, StackConfig
+from gymgate.core.config import SUPPORTED_NEMO_GYM, Config, EnvironmentConfig, StackConfig
 from gymgate.core.errors import ConfigError, StackStartError
 from gymgate.core.task_groups import task_group
 from gymgate.gateway.server import Gateway
@@ -31,6 +32,8 @@ from gymgate.stack.running_environment import RunningEnvironment, StackContext
 
 STARTING_AT_ONCE = 4
 """Environments that start at once; a fork is cheap, but what a server imports for itself is not."""
+_JOINERS_OWN = {"environments", "runtime", "server", "share"}
+"""Settings of a process that joins the stack that need not be the stack's, or are compared one by one."""
 STOP_TIMEOUT_S = 2.5
 """For an orderly end of the servers; then everything below this process is killed."""
 
@@ -113,10 +116,42 @@ class RunningStack:
         self._containers.close()  # after the servers, which would make new ones
         remove_ray_directories()
 
-    def describe(self) -> dict[str, Any]:
+    def refuse_other(self, asked: StackConfig) -> None:
+        """Raise `ConfigError`, which names what differs, unless this stack is what a process that joins it asks for.
+
+        That may be some of the environments. The release must be the same; all other settings may be left at their defaults.
+        """
+        different: list[str] = []
+        for spec in asked.environments:
+            if (there := self._spec(spec.name)) is None:
+                names = ", ".join(sorted(self.environments))
+                raise ConfigError(f"environment {spec.name!r} is not in this stack; available: {names}")
+            different += _differences(spec, there, {"name"}, f"{spec.name}.")
+        release = self._settings["nemo_gym"]
+        if asked.runtime.interpreter is None and asked.runtime.version != release:
+            different.append(f"runtime.version: {release!r} there, {asked.runtime.version!r} here")
+        different += _differences(asked.runtime, self.config.runtime, {"version"}, "runtime.")
+        different += _differences(asked, self.config, _JOINERS_OWN)
+        if different:
+            raise ConfigError(f"the stack that runs there has other settings: {'; '.join(different)}")
+
+    def _spec(self, name: str) -> EnvironmentConfig | None:
+        """Return an environment as the config has it, by its name or path there or by its name in rollouts."""
+        specs = (spec for spec in self.config.environments if name in (spec.name, self._names[spec.name]))
+        return next(specs, None)
+
+    def describe(self, joined: Sequence[EnvironmentConfig] | None = None) -> dict[str, Any]:
         """Return what a client needs to know once the stack is up: its agents, the gateway's URL, the name in rollouts of each
         environment by its name in the config, and the settings that can change a reward (see `stack_settings`), with the
-        models of judges that name none."""
+        models of judges that name none.
+
+        For a client that joined the stack, names and settings are those of the environments that it asked for."""
+        names, settings = self._names, self._settings
+        if joined is not None:
+            specs = {spec.name: self._spec(spec.name) for spec in joined}
+            names = {name: self._names[spec.name] for name, spec in specs.items() if spec is not None}
+            chosen = [each for each in settings["environments"] if each["name"] in names.values()]
+            settings = {**settings, "environments": chosen}
         agents = {
             name: {
                 "environment": environment.name,
@@ -130,8 +165,8 @@ class RunningStack:
         return {
             "agents": agents,
             "gateway_url": self.gateway.url,
-            "names": self._names,
-            "settings": self._settings,
+            "names": names,
+            "settings": settings,
         }
 
     def status(self) -> dict[str, Any]:
@@ -222,6 +257,17 @@ class RunningStack:
                 runtime = ensure_runtime(config.runtime, requirements, progress=self._progress)
             resolved.append((spec.model_copy(update={"name": name}), chosen.all_files, runtime))
         return resolved
+
+
+def _differences(asked: Config, there: Config, skipped: Collection[str], prefix: str = "") -> Iterator[str]:
+    """Yield each setting that is not at its default in `asked`, and different in `there`."""
+    for name in sorted(asked.model_dump(exclude_defaults=True).keys() - {*skipped}):
+        values = getattr(there, name), getattr(asked, name)
+        if values[0] == values[1]:
+            continue
+        is_short = all(value is None or isinstance(value, str | int | float) for value in values)
+        shown = f": {values[0]!r} there, {values[1]!r} here" if is_short else ""  # endpoints may have secrets
+        yield f"{prefix}{name}{shown}"
 
 
 async def _start(environment: RunningEnvironment, limit: asyncio.Semaphore) -> StackStartError | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from gymgate.core.config import RayCluster, StackConfig, StackServer
+from gymgate.core.config import RayCluster, StackConfig
 from gymgate.core.errors import StackLostError
 from gymgate.gym.runtime.command import Progress
 from gymgate.rollouts import Rollout
@@ -104,7 +104,7 @@ class SyncStack:
 
 @contextmanager
 def acquire_sync(
-    config: StackConfig, *, where: RayCluster | StackServer | None = None, progress: Progress | None = None
+    config: StackConfig, *, where: RayCluster | None = None, progress: Progress | None = None
 ) -> Iterator[SyncStack]:
     """Acquire a stack for code without an event loop; see `acquire`. `progress` is called from another thread."""
     loop = LoopThread()

@@ -10,7 +10,6 @@ from pydantic import BaseModel, SecretStr, TypeAdapter
 
 from gymgate.core import codec
 from gymgate.core.config import HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
-from gymgate.core.errors import StackLostError, described
 from gymgate.rollouts.record import Rollout, RolloutError, Timing, read_calls
 from gymgate.stack.protocol import Reply
 
@@ -46,20 +45,14 @@ def endpoint_from_wire(value: Mapping[str, Any] | str) -> JudgeEndpoint:
 
 
 def unpack_rollout(reply: Reply) -> Rollout:
-    """Return the record of a rollout (`RolloutRun.packed`). Its parts are not validated again.
-
-    Raises `StackLostError` for anything else, which only a server on another machine may send.
-    """
-    try:
-        value = codec.loads_own(reply.body)
-        value["calls"] = read_calls(value)
-        del value["requests"]
-        value["timing"] = Timing.model_construct(**value["timing"])
-        if (error := value.get("error")) is not None:
-            value["error"] = RolloutError.model_construct(**error)
-        return Rollout.model_construct(**value)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise StackLostError(f"the stack answered no record of a rollout: {described(error)}") from None
+    """Return the record of a rollout (`RolloutRun.packed`). Its parts are not validated again."""
+    value = codec.loads_own(reply.body)
+    value["calls"] = read_calls(value)
+    del value["requests"]
+    value["timing"] = Timing.model_construct(**value["timing"])
+    if (error := value.get("error")) is not None:
+        value["error"] = RolloutError.model_construct(**error)
+    return Rollout.model_construct(**value)
 
 
 def _to_wire(value: BaseModel) -> dict[str, Any]:

@@ -32,19 +32,19 @@ class Judged(SimpleResourcesServer):
     config: Config
 
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
-        tenant = body.responses_create_params.input[0].content
+        name = body.responses_create_params.input[0].content
         keyed = await self.server_client.post(
-            server_name="judge_model", url_path="/v1/responses", json={"input": f"{tenant} keyed"})
+            server_name="judge_model", url_path="/v1/responses", json={"input": f"{name} keyed"})
         judge = self.server_client.global_config_dict["judge_model"]["responses_api_models"]["openai_model"]
         url = f"http://{judge['host']}:{judge['port']}/v1/responses"
-        async with aiohttp.ClientSession() as http, http.post(url, json={"input": f"{tenant} keyless"}) as keyless:
+        async with aiohttp.ClientSession() as http, http.post(url, json={"input": f"{name} keyless"}) as keyless:
             served = [keyed.status, keyless.status] == [200, 200]
         return BaseVerifyResponse(**body.model_dump(), reward=1.0 if served else 0.0)
 
 if __name__ == "__main__":
     Judged.run_webserver()
 """
-TENANT = """
+PROCESS = """
 import asyncio, sys
 from support.stacks import *
 from gymgate.core.config import HTTPEndpoint
@@ -94,7 +94,7 @@ async def start(name: str, *arguments: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     support = str(Path(__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": support, "THE_JUDGE_KEY": f"key-of-{name}"}
-    command = [sys.executable, "-c", TENANT, name, *arguments]
+    command = [sys.executable, "-c", PROCESS, name, *arguments]
     return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=environment)
 
 
@@ -104,21 +104,21 @@ async def line(process: asyncio.subprocess.Process) -> str:
 
 
 @pytest.mark.parametrize("version", ["0.7.0", "0.6.0"])
-async def test_a_judges_key_serves_its_own_tenants_rollouts_only(
+async def test_a_judges_key_serves_its_own_process_only(
     version: str, judge: tuple[set[tuple[str, str]], str], tmp_path: Path
 ) -> None:
     """At the same time, with a rollout's key in the call and without."""
     seen, url = judge
     environment = environment_in(tmp_path)
-    tenants = [await start(name, environment, url, version) for name in ("ann", "bob")]
+    processes = [await start(name, environment, url, version) for name in ("ann", "bob")]
     try:
-        assert [await line(tenant) for tenant in tenants] == ["up", "up"]
-        for tenant in tenants:
-            assert tenant.stdin is not None
-            tenant.stdin.write(b"run\n")
-        assert [await line(tenant) for tenant in tenants] == ["1.0 1.0 1.0 1.0 []"] * 2
+        assert [await line(process) for process in processes] == ["up", "up"]
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(b"run\n")
+        assert [await line(process) for process in processes] == ["1.0 1.0 1.0 1.0 []"] * 2
     finally:
-        await asyncio.gather(*(tenant.communicate(b"end\n") for tenant in tenants))
+        await asyncio.gather(*(process.communicate(b"end\n") for process in processes))
     assert seen == {
         (f"{name} {how}", f"Bearer key-of-{name}") for name in ("ann", "bob") for how in ("keyed", "keyless")
     }
