@@ -12,10 +12,11 @@ import pytest
 
 from gymgate.core.config import RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, StackLostError, StackStartError
-from gymgate.stack import client
+from gymgate.stack import acquisition, client
 from gymgate.stack import leases as module
+from gymgate.stack.acquisition import connect
 from gymgate.stack.launch import DaemonAddress
-from gymgate.stack.leases import ATTEMPTS, Leases, connect
+from gymgate.stack.leases import ATTEMPTS, Leases
 
 CONFIG = StackConfig(environments=("none",))
 
@@ -67,7 +68,7 @@ class FakeLeases(Leases):
 @pytest.fixture
 async def leases(monkeypatch: pytest.MonkeyPatch) -> FakeLeases:
     made = FakeLeases()
-    monkeypatch.setattr(module, "current_leases", lambda: made)
+    monkeypatch.setattr(acquisition, "current_leases", lambda: made)
     return made
 
 

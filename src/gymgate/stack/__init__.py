@@ -5,8 +5,8 @@ async with acquire(StackConfig(environments=("mcqa",))) as stack:
 """
 
 from gymgate.gateway.backends.base import PolicyCallable
+from gymgate.stack.acquisition import acquire, connect
 from gymgate.stack.client import AgentInfo, Policy, Stack
-from gymgate.stack.leases import acquire, connect
 from gymgate.stack.sync import SyncStack, acquire_sync
 
 __all__ = [

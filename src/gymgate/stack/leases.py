@@ -14,20 +14,17 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakSet
 
-from gymgate.core.config import RayCluster, StackConfig, checked
+from gymgate.core.config import StackConfig
 from gymgate.core.errors import StackLostError, StackStartError
 from gymgate.core.files import tail
 from gymgate.gym.runtime.command import Progress
-from gymgate.stack.client import Lease, Stack
-from gymgate.stack.identity import identity_of
+from gymgate.stack.client import Lease
 from gymgate.stack.launch import DaemonAddress, connect_or_start, connect_to
-from gymgate.stack.paths import make_private, process_directory, salt, shared_directory
-from gymgate.stack.ray_pool import RayPool
+from gymgate.stack.paths import make_private, process_directory, shared_directory
 
 ATTEMPTS = 3
 """Tries to connect, when the daemon that answered was about to exit."""
@@ -35,44 +32,6 @@ REAP_TIMEOUT_S = 5.0
 """For a daemon that stops to be gone: longer than all the bounds of its own steps."""
 STAYS_S = 0.3
 """A shared daemon that has not begun to stop after this time stays."""
-
-
-@asynccontextmanager
-async def acquire(
-    config: StackConfig, *, where: RayCluster | None = None, progress: Progress | None = None
-) -> AsyncIterator[Stack]:
-    """Yield the config's stack, started if it does not run. The lease is given back at the end of the block.
-
-    `where` is a Ray cluster to run it on, instead of `config.ray`; the stack is then several, on the cluster's nodes.
-
-    `progress` gets one line per step while the stack starts. Processes and event loops that acquire one config share the
-    stack; its daemon counts their leases. Raises `ConfigError`, `NeedMissingError`, `SetupError` or `StackStartError`,
-    with the end of the failing server's log, if the stack cannot be started.
-    """
-    stack = await connect(config, where=where, progress=progress)
-    try:
-        yield stack
-    finally:
-        await stack.close()
-
-
-@checked
-async def connect(
-    config: StackConfig,
-    *,
-    where: RayCluster | None = None,
-    progress: Progress | None = None,
-    reconnect: bool = False,
-) -> Stack:
-    """Acquire a stack without a block: `await stack.close()` gives the lease back. See `acquire`.
-
-    With `reconnect`, a lost stack is restarted by the next `Stack.run`. Rollouts that were running on it fail with
-    `StackLostError`.
-    """
-    if where is not None:
-        config = config.model_copy(update={"ray": where})
-    leases = current_leases()
-    return await Stack._open(config, lambda: leases.take(config, progress), leases.close, reconnect=reconnect)
 
 
 class Leases:
@@ -88,24 +47,21 @@ class Leases:
         self._sockets: WeakSet[socket.socket] = WeakSet()
         self._taken: WeakSet[Lease] = WeakSet()
 
-    async def take(self, config: StackConfig, progress: Progress | None) -> Lease:
-        """Connect to the config's daemon, which is started if none answers, and take a lease on its stack."""
-        # A loop that was closed with its lease taken, as a notebook's may be, would keep the daemon up.
+    def drop_closed(self) -> None:
+        """Let go of the leases of closed event loops, as a notebook's may be: they would keep their daemons up."""
         with self._lock:
             closed = [lease for lease in self._taken if lease.loop.is_closed()]
             self._taken.difference_update(closed)
         for lease in closed:
             lease.drop()
-        if config.server is not None:
-            return await self._take(await self.join(Path(config.server)), config, progress)
-        identity = await asyncio.to_thread(lambda: identity_of(config, salt()))
-        if config.ray is not None:
-            return await self._take(await RayPool(config, identity).connect(), config, progress)
+
+    async def take(self, config: StackConfig, identity: str, progress: Progress | None) -> Lease:
+        """Connect to the config's daemon, which is started if none answers, and take a lease on its stack."""
         address = await asyncio.to_thread(self.address, config, identity)
         for attempt in range(1, ATTEMPTS + 1):
             lease = await self.open(address)
             try:
-                return await self._take(lease, config, progress)
+                return await self.greet(lease, config, progress)
             except StackLostError as error:
                 if lease.peer.heard:  # it had welcomed this process, so it was not about to exit
                     raise
@@ -113,7 +69,7 @@ class Leases:
                     raise StackStartError(address.describe_loss(), log_tail=tail(address.log)) from error
         raise AssertionError("unreachable")
 
-    async def _take(self, lease: Lease, config: StackConfig, progress: Progress | None) -> Lease:
+    async def greet(self, lease: Lease, config: StackConfig, progress: Progress | None) -> Lease:
         """Say hello on a new connection, which is closed if that fails."""
         with self._lock:
             self._taken.add(lease)

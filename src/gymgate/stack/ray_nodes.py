@@ -7,9 +7,9 @@ Why not an actor that runs rollouts: a working sketch of one was longer, 443 lin
 of callables, errors, cancellation, progress and the notice of a daemon's end took methods of their own, which the daemon's
 protocol already has. CPU time for a rollout was the same.
 
-Why not a TCP port on the node: that needs a port open between the nodes, a certificate that the actor
-makes (with a library that Ray does not bring) and hands back, and still something that passes the bytes on to the daemon. Of
-the 48 lines of `Tunnel` hardly any would be left over.
+Why not a TCP port on the node: that needs a port open between the nodes, a certificate that the actor makes (with a library
+that Ray does not bring) and hands back, and still something that passes the bytes on to the daemon. Of the 48 lines of
+`Tunnel` hardly any would be left over.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Any
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError, GymgateError, MissingExtraError, from_wire
 from gymgate.core.extras import install_command
+from gymgate.stack.identity import identity_of
+from gymgate.stack.leases import current_leases
 
 CONNECT_S = 10.0
 """For the cluster's address to be reached."""
@@ -50,9 +52,6 @@ class Relay:
         `config` has no keys. `identity` stands for those that the caller has, and names the daemon together with what
         decides on this node. Errors travel as dicts, because Ray would rebuild exceptions wrongly.
         """
-        from gymgate.stack.identity import identity_of
-        from gymgate.stack.leases import current_leases
-
         leases = current_leases()
         try:
             described = StackConfig.model_validate(config)

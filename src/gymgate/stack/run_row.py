@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.rollouts import Rollout, outcome_of
-from gymgate.stack.leases import acquire
+from gymgate.stack.acquisition import acquire
 
 SHARED_LINGER_S = 120.0
 """Seconds that the stack of `run_row` waits for the next process of a trainer."""

@@ -13,8 +13,8 @@ from gymgate.core.config import RayCluster, StackConfig
 from gymgate.core.errors import StackLostError
 from gymgate.gym.runtime.command import Progress
 from gymgate.rollouts import Rollout
+from gymgate.stack.acquisition import connect
 from gymgate.stack.client import Policy, Stack
-from gymgate.stack.leases import connect
 
 T = TypeVar("T")
 
