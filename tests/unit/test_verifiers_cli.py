@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import orjson
 import pytest
 
@@ -15,7 +16,7 @@ from verifiers.v1.episode import WireEpisode
 
 from gymgate.cli import eval as eval_command
 from gymgate.cli import main
-from gymgate.cli.eval import Line, read_line
+from gymgate.cli.eval import Line, read_line, resumed_line
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.integrations.eval_options import EvalOptions
@@ -37,15 +38,19 @@ def own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["gymgate"])
 
 
+def line_of(context: click.Context) -> Line:
+    return resumed_line(context) if context.params["resume"] else read_line(context)
+
+
 def read(*words: str) -> Line:
     """What a command line says."""
     with eval_command.run.make_context("run", [*words]) as context:
-        return read_line(context)
+        return line_of(context)
 
 
 def settings_of(*words: str) -> Any:
     with eval_command.run.make_context("run", [*words]) as context:
-        return parse_settings(read_line(context).argv, 64, dict(context.params["sampling"]))
+        return parse_settings(line_of(context).argv, 64, dict(context.params["sampling"]))
 
 
 @pytest.mark.parametrize(

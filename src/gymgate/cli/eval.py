@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -136,23 +137,19 @@ def run(
       gymgate eval run --env mcqa --env citation_if -b http://localhost:8000/v1 -n 50 -r 4
     """
     require("nemogym")
-    line = read_line(context)
+    line = resumed_line(context) if resume else read_line(context)
+    policy = None
     with contextlib.ExitStack() as exits:
-        policy = None
         if line.eval_options is not None:
-            values = context.params
             policy = check_policy(
                 line.eval_options,
                 log,
                 url=line.url,
-                model=values["model"],
-                key_variable=values["api_key_var"],
+                model=context.params["model"],
+                key_variable=context.params["api_key_var"],
             )
             line = with_judges(line, policy)
-            assert line.eval_options is not None
-            stack = line.eval_options.run_spec().stack
-            if stack.ray is None:
-                exits.enter_context(starting_early(stack, log))
+            exits.enter_context(_starting_early(line))
         log("loading verifiers")
         from gymgate.integrations.verifiers import evaluation
 
@@ -163,7 +160,9 @@ def run(
             raise ConfigError(f"{error}{_near_names(context)}") from None
         if config.resume and not resume:
             raise ConfigError("a saved run is resumed with --resume RUN_DIR")
-        if (eval_options := evaluation.taskset_of(config)) is not None:
+        eval_options = evaluation.taskset_of(config)
+        if eval_options is not None:
+            # Only now it is known what a file of verifiers, or its own arguments, say of the policy.
             policy = policy or check_policy(eval_options, log, **evaluation.policy_of(config))
             if policy.replayed:
                 policy = exits.enter_context(replaying(eval_options, policy))
@@ -190,53 +189,63 @@ class Line(NamedTuple):
     argv: list[str]
     """verifiers' command line for it."""
     eval_options: EvalOptions | None = None
-    """The settings of the taskset, if verifiers' own arguments and files cannot change them or the policy."""
+    """The settings of the taskset, if verifiers' own arguments and files cannot change them or the policy. Then the policy is
+    checked, and the stack starts, before verifiers is imported, which takes seconds."""
     url: str | None = None
 
 
-def read_line(context: click.Context) -> Line:
-    """Return what the command line says: its arguments, which are for verifiers, and our options.
+def resumed_line(context: click.Context) -> Line:
+    """Return the line that resumes a saved run. Raises `ConfigError` for other options on it, and for no such run."""
+    directory = context.params["resume"]
+    options = {name for name in context.params if is_on_line(context, name)} - {"args", "resume", "push"}
+    if others := [*sorted(options), *context.params["args"]]:
+        raise ConfigError(f"--resume takes every setting from the saved run; leave out {', '.join(others)}")
+    saved = Path(directory) / "configs" / "resolved" / "eval.json"
+    if not saved.is_file():
+        raise ConfigError(f"{directory!r} is not the directory of a saved run: {saved} does not exist")
+    return Line(["@", str(saved), "--resume"])
 
-    Options that are not on it hold defaults, which must not override a config file. Raises `ConfigError` for options that do
-    not fit the taskset or one another.
+
+def read_line(context: click.Context) -> Line:
+    """Return what the line of a new eval says: its arguments, which are for verifiers, and our options.
+
+    Raises `ConfigError` for options that do not fit the taskset or one another.
     """
-    values, args = context.params, context.params["args"]
-    given = [name for name in values if name != "args" and is_on_line(context, name)]
-    if directory := values["resume"]:
-        if wrong := sorted({*given} - {"resume", "push"}) or [*args]:
-            raise ConfigError(
-                f"--resume takes every setting from the saved run; leave out {', '.join(wrong)}"
-            )
-        saved = Path(directory) / "configs" / "resolved" / "eval.json"
-        if not saved.is_file():
-            raise ConfigError(f"{directory!r} is not the directory of a saved run: {saved} does not exist")
-        return Line(["@", str(saved), "--resume"])
-    taskset = args[0] if args and not args[0].startswith(("-", "@")) else None
-    elsewhere = any(arg.startswith(("@", "--env.taskset.id")) for arg in args)
-    argv = [*args] if taskset or elsewhere else [PLUGIN_ID, *args]
-    ours = argv[0].replace("_", "-") == PLUGIN_ID
-    settings = taskset_settings(context)
-    if settings and taskset and not ours:
-        raise ConfigError(
-            f"{', '.join(settings)}: settings of {PLUGIN_ID}, which taskset {taskset!r} does not have"
-        )
-    flags = {flag: values[name] for name, flag in FLAGS.items() if name in given}
-    flags |= {f"--env.taskset.{name.replace('_', '-')}": value for name, value in settings.items()}
-    url, *replicas = endpoint_list(values["urls"]) if values["urls"] else [None]
+    args, settings = context.params["args"], taskset_settings(context)
+    url, *replicas = endpoint_list(context.params["urls"]) if context.params["urls"] else [None]
     if replicas:
         raise ConfigError("verifiers calls one endpoint, and -b has several; `gymgate run` takes replicas")
-    if url:
-        flags["--client.base-url"] = url
-    for flag, value in flags.items():
-        argv += [flag, str(value) if value is None or isinstance(value, str) else json.dumps(value)]
-    if not values["push"] and "--push" not in args:
-        argv.append("--no-push")
-    if not ours or any(arg.startswith(UNREAD) for arg in args):
+    taskset = args[0] if args and not args[0].startswith(("-", "@")) else None
+    if taskset is not None:
+        is_ours = taskset.replace("_", "-") == PLUGIN_ID
+        if settings and not is_ours:
+            raise ConfigError(
+                f"{', '.join(settings)}: settings of {PLUGIN_ID}, which taskset {taskset!r} does not have"
+            )
+    else:
+        is_ours = not any(arg.startswith(("@", "--env.taskset.id")) for arg in args)
+    default_taskset = [PLUGIN_ID] if taskset is None and is_ours else []
+    argv = [*default_taskset, *args, *_flags(context, settings, url)]
+    if not is_ours or any(arg.startswith(UNREAD) for arg in args):
         return Line(argv)
     try:
         return Line(argv, EvalOptions(**settings), url)
     except ValidationError as error:
         raise ConfigError(validation_message(error)) from None
+
+
+def _flags(context: click.Context, settings: Mapping[str, Any], url: str | None) -> Iterator[str]:
+    """Yield our options as verifiers' flags. Those that are not on the line hold defaults, which must not override a file."""
+    values = context.params
+    flags = {flag: values[name] for name, flag in FLAGS.items() if is_on_line(context, name)}
+    flags |= {f"--env.taskset.{name.replace('_', '-')}": value for name, value in settings.items()}
+    if url:
+        flags["--client.base-url"] = url
+    for flag, value in flags.items():
+        yield flag
+        yield str(value) if value is None or isinstance(value, str) else json.dumps(value)
+    if not values["push"] and "--push" not in values["args"]:
+        yield "--no-push"
 
 
 def taskset_settings(context: click.Context) -> dict[str, Any]:
@@ -271,6 +280,12 @@ def with_judges(line: Line, policy: Policy) -> Line:
     models = {**line.eval_options.models, **policy.judges}
     options = line.eval_options.model_copy(update={"models": models})
     return line._replace(argv=[*line.argv, "--env.taskset.models", json.dumps(models)], eval_options=options)
+
+
+def _starting_early(line: Line) -> AbstractContextManager[None]:
+    """Start the stack that a line asks for, unless Ray's nodes run it."""
+    stack = line.eval_options and line.eval_options.run_spec().stack
+    return starting_early(stack, log) if stack and stack.ray is None else contextlib.nullcontext()
 
 
 def _near_names(context: click.Context) -> str:

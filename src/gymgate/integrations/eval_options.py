@@ -65,6 +65,9 @@ Settings = Annotated[dict[str, Any], BeforeValidator(_parsed)]
 class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettings, RolloutLimits):
     """Which NeMo Gym environment to run, on which rows, and how."""
 
+    # Flat, because an SDK's command line has an option for each field. Each base class is a part of `run_spec`, which takes
+    # the part's fields out again, so a setting is declared once.
+
     model_config = ConfigDict(frozen=False)
 
     env: Annotated[str | list[str], BeforeValidator(_one_or_several)] = DEFAULT_ENVIRONMENT
