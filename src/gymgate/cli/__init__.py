@@ -54,9 +54,9 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        shown = {task: names for task, names in COMMANDS.items() if task != ADVANCED}
-        width = max(len(name) for names in shown.values() for name in names)
-        for task, names in shown.items():
+        tasks = {task: names for task, names in COMMANDS.items() if task != ADVANCED}
+        width = max(len(name) for names in tasks.values() for name in names)
+        for task, names in tasks.items():
             formatter.write(f"\n{task}:\n")
             for name in names:
                 command = self.get_command(ctx, name)

@@ -199,23 +199,23 @@ def command(
     requests = _requests(context, logs)
     thresholds = Thresholds(**option_fields(context)[Thresholds])
     of_probes = requests[0].sections if context.params["probes"] else ("oracle", "probes")
-    shown = _Shown(thresholds, of_probes, as_json=as_json, verbose=verbose)
+    output = _Output(thresholds, of_probes, as_json=as_json, verbose=verbose)
     error = None
     if rows_only:
-        results = _read_rows(requests, records, rows_files, shown)
+        results = _read_rows(requests, records, rows_files, output)
     else:
-        results, error = _check(requests, records, jobs, shown)
+        results, error = _check(requests, records, jobs, output)
     if as_json:
         print_json(results)
     elif not rows_only:
         _print_summary(results)
     if artifact is not None and results:
-        _write_artifact(artifact, requests[0], results[0], shown)
+        _write_artifact(artifact, requests[0], results[0], output)
     if error is not None:
         raise error
     if not as_json and len(results) == 1 and results[0].verdict == "match":
         log_next(f"gymgate run {shlex.quote(requests[0].environment.name)} -b URL -m MODEL")
-    if shown.unmet or (not rows_only and any(each.verdict in ("differs", "failed") for each in results)):
+    if output.unmet or (not rows_only and any(result.verdict in ("differs", "failed") for result in results)):
         context.exit(1)
 
 
@@ -310,18 +310,18 @@ def _environments(
     values = context.params
     catalog = open_catalog(values["gym"], progress=log)
     if not values["everything"]:
-        known = [(config, catalog.find(config.name)) for config in configs]
+        entries = [(config, catalog.find(config.name)) for config in configs]
         return [
-            config if each.kind == "config" else config.model_copy(update={"name": each.known_as})
-            for config, each in known
+            config if entry.kind == "config" else config.model_copy(update={"name": entry.known_as})
+            for config, entry in entries
         ]
     directory = next((name for name, kind in KINDS.items() if kind == values["kind"]), PACKAGED_KINDS[0])
     every = catalog.agents() if directory == AGENT_KIND else catalog.environments()
-    return environment_configs(context, [each.known_as for each in every if each.kind == directory])
+    return environment_configs(context, [entry.known_as for entry in every if entry.kind == directory])
 
 
 @dataclass
-class _Shown:
+class _Output:
     """How results are shown, and what they lack."""
 
     thresholds: Thresholds
@@ -344,7 +344,7 @@ class _Shown:
 
 
 def _check(
-    requests: Sequence[CheckRequest], records: Path | None, jobs: int, shown: _Shown
+    requests: Sequence[CheckRequest], records: Path | None, jobs: int, output: _Output
 ) -> tuple[list[CheckResult], GymgateError | None]:
     """Check environments and show the results, those of records that need no new check first.
 
@@ -353,14 +353,19 @@ def _check(
     from gymgate.quality import check_all
     from gymgate.quality.record.storage import finished_records, record_path, records_to_extend, save_record
 
-    kept = finished_records(requests, records) if records is not None else {}
-    if kept:
-        log(f"not checked again: {len(kept)} of {len(requests)} environments; their records are in {records}")
+    stored = finished_records(requests, records) if records is not None else {}
+    if stored:
+        log(
+            f"not checked again: {len(stored)} of {len(requests)} environments; their records are in {records}"
+        )
     sections, probes = requests[0].sections, requests[0].probes
-    todo = [request for request in requests if request.name not in kept]
-    known = records_to_extend(todo, records) if records is not None and sections else {}
+    todo = [request for request in requests if request.name not in stored]
+    to_extend = records_to_extend(todo, records) if records is not None and sections else {}
     if WITHOUT_RECORDINGS.issuperset(sections):
-        todo = [each.model_copy(update={"replay": not probes and each.name not in known}) for each in todo]
+        todo = [
+            request.model_copy(update={"replay": not probes and request.name not in to_extend})
+            for request in todo
+        ]
 
     def show(result: CheckResult) -> None:
         if probes and result.measured:
@@ -375,12 +380,12 @@ def _check(
             log(f"{request.name}: {outcome}")
             return
         result = outcome
-        if (record := known.get(request.name)) is not None:
+        if (record := to_extend.get(request.name)) is not None:
             result = record.with_sections(sections, outcome)
         results[request.name] = result
-        shown.add(result, show)
+        output.add(result, show)
         if request.stack.state_dir is not None:
-            _show_logs(Path(request.stack.state_dir), verbose=shown.verbose)
+            _show_logs(Path(request.stack.state_dir), verbose=output.verbose)
         if records is not None:
             save_record(path := record_path(records, result.name), result)
             log(f"{result.environment}: record in {path}")
@@ -388,9 +393,9 @@ def _check(
     def progress(request: CheckRequest, message: str) -> None:
         log(f"{request.name}: {message}")
 
-    results = dict(kept)
-    for result in kept.values():
-        shown.add(result, show)
+    results = dict(stored)
+    for result in stored.values():
+        output.add(result, show)
     outcomes = asyncio.run(check_all(todo, at_once=jobs, done=finished, progress=progress))
     errors = [outcome for outcome in outcomes if isinstance(outcome, GymgateError)]
     checked = [results[request.name] for request in requests if request.name in results]
@@ -398,7 +403,7 @@ def _check(
 
 
 def _read_rows(
-    requests: Sequence[CheckRequest], records: Path | None, rows_files: Sequence[Path], shown: _Shown
+    requests: Sequence[CheckRequest], records: Path | None, rows_files: Sequence[Path], output: _Output
 ) -> list[CheckResult]:
     """Show what each environment's rows show, and add it to its record in `records`; return the records."""
     from gymgate.quality.record.findings import row_findings
@@ -416,15 +421,15 @@ def _read_rows(
         environment = catalog.find(request.name, request.environment.config)
         name = f"{environment.kind}/{environment.name}-{catalog.version}"
         path = record_path(records, name) if records else None
-        known = load_record(path) if path is not None else None
-        results.append(result := read_rows(request, catalog, known, rows_files))
+        record = load_record(path) if path is not None else None
+        results.append(result := read_rows(request, catalog, record, rows_files))
         if path is not None:
             save_record(path, result)
-        shown.add(result, show)
+        output.add(result, show)
     return results
 
 
-def _write_artifact(path: Path, request: CheckRequest, result: CheckResult, shown: _Shown) -> None:
+def _write_artifact(path: Path, request: CheckRequest, result: CheckResult, output: _Output) -> None:
     from gymgate.quality.record.artifact import artifact
 
     environment = open_catalog(request.stack.runtime, progress=log).find(
@@ -432,7 +437,7 @@ def _write_artifact(path: Path, request: CheckRequest, result: CheckResult, show
     )
     with replacing(path) as file:
         file.write(
-            codec.dumps(artifact(result, environment, shown.thresholds, shown.unmet), indent=True) + b"\n"
+            codec.dumps(artifact(result, environment, output.thresholds, output.unmet), indent=True) + b"\n"
         )
 
 
@@ -480,10 +485,10 @@ def _print(result: CheckResult) -> None:
 
 def _show_logs(directory: Path, *, verbose: bool) -> None:
     """Put the logs of a stack that has stopped into the directory itself, and print them."""
-    found = sorted(directory.glob("*/logs/*/*.log"))
-    for path in found:
+    paths = sorted(directory.glob("*/logs/*/*.log"))
+    for path in paths:
         path.replace(directory / path.name)
-    for stack in {path.parents[2] for path in found}:
+    for stack in {path.parents[2] for path in paths}:
         shutil.rmtree(stack, ignore_errors=True)
     for path in sorted(directory.glob("*.log")) if verbose else ():
         text = path.read_text(errors="replace")

@@ -194,10 +194,10 @@ def _print(rows: Sequence[Mapping[str, Any]], *, wide: bool) -> None:
 
 
 def _print_flips(compared: Comparison, openings: Mapping[TaskKey, str]) -> None:
-    shown = compared.flips[:SHOWN_FLIPS]
-    for flip in shown:
+    flips = compared.flips[:SHOWN_FLIPS]
+    for flip in flips:
         echo(f"  {flip.difference:+.3f}  {flip.task.name}  {openings[flip.task.key]}".rstrip())
-    if rest := len(compared.flips) - len(shown):
+    if rest := len(compared.flips) - len(flips):
         echo(f"  and {rest} more {'row differs' if rest == 1 else 'rows differ'}")
 
 

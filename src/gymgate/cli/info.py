@@ -75,21 +75,21 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
     The needs are estimated from its files; nothing is run. The record was measured before and ships with gymgate.
     """
     catalog = open_catalog(gym, progress=log)
-    found = catalog.look_up(environment, config_names)
-    config = found.config(config_names or None)
+    entry = catalog.look_up(environment, config_names)
+    config = entry.config(config_names or None)
     from gymgate.quality.record.storage import shipped_record
 
-    record = shipped_record(found.kind, found.name, catalog.version)
+    record = shipped_record(entry.kind, entry.name, catalog.version)
     if as_json:
-        print_json(description(found, record))
+        print_json(description(entry, record))
         return
-    _head(found, catalog.version)
-    _configs(found, config)
-    _environment_servers(found)
-    _data(found, config)
-    _sandboxes(found, config)
-    _needs(found, config)
-    _first_prompt(found)
+    _head(entry, catalog.version)
+    _configs(entry, config)
+    _environment_servers(entry)
+    _data(entry, config)
+    _sandboxes(entry, config)
+    _needs(entry, config)
+    _first_prompt(entry)
     if record is not None:
         _record(record)
 
@@ -165,7 +165,7 @@ def _head(environment: Environment, release: str) -> None:
         echo(environment.description)
     echo(str(environment.path))
     licences = sorted(
-        {each.license for config in environment.configs for each in config.datasets if each.license}
+        {dataset.license for config in environment.configs for dataset in config.datasets if dataset.license}
     )
     verified = {True: "yes", False: "no", None: "not stated"}[environment.verified]
     echo(f"licence of its data: {', '.join(licences) or 'not stated'}; verified by NeMo Gym: {verified}")
@@ -173,13 +173,13 @@ def _head(environment: Environment, release: str) -> None:
         echo(f"source: https://github.com/NVIDIA-NeMo/Gym/tree/v{release}/{environment.known_as}")
 
 
-def _configs(environment: Environment, shown: EnvConfig) -> None:
+def _configs(environment: Environment, current: EnvConfig) -> None:
     echo()
     print_table(
         ("config", "agents", "other model servers", "needs"),
         (
             (
-                f"{config.name} *" if config is shown and len(environment.configs) > 1 else config.name,
+                f"{config.name} *" if config is current and len(environment.configs) > 1 else config.name,
                 _servers(config.agents) or "-",
                 ", ".join(config.model_servers) or "-",
                 ", ".join(config.need_kinds) or "none",
@@ -234,16 +234,16 @@ def _sandboxes(environment: Environment, config: EnvConfig) -> None:
     if config.sandboxes or images:
         echo()
     if config.sandboxes:
-        described = [describe_sandbox(config, each) for each in config.sandboxes]
+        described = [describe_sandbox(config, sandbox) for sandbox in config.sandboxes]
         print_table(
             ("sandbox of", "provider", "image"),
             (
                 (
-                    each.server,
-                    each.provider or f"to be chosen: --sandbox (block {each.name!r})",
-                    ", ".join(each.images) or "set by the rows or the server's code",
+                    sandbox.server,
+                    sandbox.provider or f"to be chosen: --sandbox (block {sandbox.name!r})",
+                    ", ".join(sandbox.images) or "set by the rows or the server's code",
                 )
-                for each in described
+                for sandbox in described
             ),
         )
     if images:

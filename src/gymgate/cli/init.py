@@ -57,9 +57,9 @@ def command(name: str, directory: Path | None) -> None:
         raise ConfigError(f"{str(target)!r} exists already; choose another name")
     write_environment(name, root)
     only = len([*(root / RESOURCES).iterdir()]) == 1
-    shown = shlex.quote(str(root if only else target))
+    argument = shlex.quote(str(root if only else target))
     echo(f"{target}: app.py has the tool and the reward, README.md says what to change")
-    echo(f"next: gymgate check {shown}  |  gymgate run {shown} -b URL -m MODEL")
+    echo(f"next: gymgate check {argument}  |  gymgate run {argument} -b URL -m MODEL")
 
 
 def refuse_name(name: str, catalog: Catalog) -> None:
@@ -72,7 +72,7 @@ def refuse_name(name: str, catalog: Catalog) -> None:
         raise OptionError(
             f"{name!r} cannot be an environment's name; write a word like warehouse or tool_use_2"
         )
-    if name in (POLICY, *(each.name for each in catalog.environments())):
+    if name in (POLICY, *(entry.name for entry in catalog.environments())):
         raise ConfigError(f"{name!r} is taken in nemo-gym {catalog.version}; choose another name")
 
 

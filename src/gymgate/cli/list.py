@@ -89,7 +89,7 @@ def command(
     """
     catalog = open_catalog(gym, progress=log)
     environments = catalog.agents() if kind == KINDS[AGENT_KIND] else catalog.environments(progress=log)
-    shown = [
+    selection = [
         environment
         for environment in environments
         if matches(environment, pattern)
@@ -99,14 +99,14 @@ def command(
     ]
     names = short_names(environments)
     if as_json:
-        print_json([summary(item, names, catalog.version) for item in shown])
+        print_json([summary(item, names, catalog.version) for item in selection])
         return
-    if not shown:
+    if not selection:
         guess = _guess(environments, pattern, domain)
         log(f"none of the {len(environments)} environments of nemo-gym {catalog.version} matches{guess}")
         return
     header = ("environment", "kind", "domain", "agents", "data", "needs")
-    print_table(header, (_row(item, names, catalog.version) for item in shown))
+    print_table(header, (_row(item, names, catalog.version) for item in selection))
 
 
 def _guess(environments: Sequence[Environment], pattern: str | None, domain: str | None) -> str:
@@ -176,10 +176,12 @@ def summary(environment: Environment, names: dict[str, str], release: str) -> Li
 def _wrong_rewards(environment: Environment, release: str) -> list[str]:
     from gymgate.quality.record.findings import proofs
 
-    known = [
-        each for each in proofs() if environment.known_as in each.environments and each.nemo_gym == release
+    relevant = [
+        proof
+        for proof in proofs()
+        if environment.known_as in proof.environments and proof.nemo_gym == release
     ]
-    return [f"{each.file}:{each.line}: {each.reason}" for each in known]
+    return [f"{proof.file}:{proof.line}: {proof.reason}" for proof in relevant]
 
 
 def _row(environment: Environment, names: dict[str, str], release: str) -> tuple[str, ...]:

@@ -54,17 +54,17 @@ def command(names: tuple[str, ...], follow: bool, lines: int | None) -> None:
     if server is not None and server not in logs:
         raise ConfigError(f"stack {daemon} has no log of {server!r}; available: {', '.join(logs) or 'none'}")
     try:
-        with contextlib.closing(_Logs(daemon.command.directory, server)) as shown:
-            shown.look()
-            shown.print(last=lines, rest=not follow)
+        with contextlib.closing(_Logs(daemon.command.directory, server)) as printer:
+            printer.look()
+            printer.print(last=lines, rest=not follow)
             if follow:
-                _follow(daemon, shown)
+                _follow(daemon, printer)
     except BrokenPipeError:  # `| head` has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
 
 
-def _follow(daemon: DaemonProcess, shown: _Logs) -> None:
+def _follow(daemon: DaemonProcess, printer: _Logs) -> None:
     """Print what comes, until the daemon has ended."""
     with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as exits:
         descriptor = os.pidfd_open(daemon.pid)
@@ -72,9 +72,9 @@ def _follow(daemon: DaemonProcess, shown: _Logs) -> None:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while not poll.poll(LOOK_S * 1000):
-            shown.look()
-            shown.print()
-    shown.print(rest=True)
+            printer.look()
+            printer.print()
+    printer.print(rest=True)
 
 
 class _Logs:
@@ -94,8 +94,8 @@ class _Logs:
             if self._server not in (None, name):
                 continue
             if path in self._readers and not self._readers[path][1].is_of(path):
-                known, reader = self._readers.pop(path)
-                self._print(known, reader.rest())
+                old_name, reader = self._readers.pop(path)
+                self._print(old_name, reader.rest())
                 reader.close()
             if path not in self._readers:
                 with contextlib.suppress(FileNotFoundError):
@@ -142,9 +142,9 @@ def _choose(pid: int | None) -> DaemonProcess:
     """Return the stack with that pid, or the only one of this cache. Raises `ConfigError` if there is none, or several."""
     from gymgate.stack.daemons import find_daemons
 
-    found = find_daemons()
+    daemons = find_daemons()
     if pid is not None:
-        return found.choose(pid)
-    if (daemon := found.only()) is None:
-        raise ConfigError(NONE + found.describe_unreachable("; "))
+        return daemons.choose(pid)
+    if (daemon := daemons.only()) is None:
+        raise ConfigError(NONE + daemons.describe_unreachable("; "))
     return daemon

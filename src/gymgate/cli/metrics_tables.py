@@ -19,10 +19,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 def print_causes(causes: Counter[str]) -> None:
     """Print to stderr why rollouts failed or were masked, the most frequent reasons first."""
-    shown = causes.most_common(SHOWN_CAUSES)
-    for cause, count in shown:
+    frequent = causes.most_common(SHOWN_CAUSES)
+    for cause, count in frequent:
         log(f"{count} x {cause}")
-    if rest := len(causes) - len(shown):
+    if rest := len(causes) - len(frequent):
         log(f"and {rest} more reasons")
 
 
@@ -96,8 +96,8 @@ def _print(columns: Sequence[Column], *, markdown: bool, drop: bool) -> None:
 
 def _columns(rows: Rows, ks: Sequence[int] | None) -> list[Column]:
     """Return the columns of a terminal; where it is too narrow, outcomes other than failures are dropped first, then pass@k."""
-    known = numbered("pass@", rows)
-    chosen = [f"pass@{k}" for k in ks] if ks else [*known[:1], *known[1:][-1:]]
+    names = numbered("pass@", rows)
+    chosen = [f"pass@{k}" for k in ks] if ks else [*names[:1], *names[1:][-1:]]
     counts = [name for name in NOT_SCORED if any(row[name] for row in rows)]
     columns = [_column(rows, "rollouts")]
     columns += (_column(rows, name, rank=0 if name == "failed" else 2) for name in counts)

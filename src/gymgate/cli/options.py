@@ -157,9 +157,15 @@ class GroupedCommand(click.Command):
 
     def more_options(self) -> list[click.Option]:
         """Return the options that only `--help-all` lists."""
-        options = [each for each in self.params if isinstance(each, click.Option)] if self.shown else []
+        options = (
+            [parameter for parameter in self.params if isinstance(parameter, click.Option)]
+            if self.shown
+            else []
+        )
         return [
-            each for each in options if self.shown.isdisjoint(each.opts) and "--help-all" not in each.opts
+            parameter
+            for parameter in options
+            if self.shown.isdisjoint(parameter.opts) and "--help-all" not in parameter.opts
         ]
 
     def where_explained(self, message: str, path: str) -> str:
@@ -200,7 +206,7 @@ def complete_environments(
     """Complete the name of a packaged environment, else the path of a file."""
     from gymgate.gym.by_name import list_environments
 
-    names = dict.fromkeys(each.name for each in list_environments() if each.name.startswith(incomplete))
+    names = dict.fromkeys(entry.name for entry in list_environments() if entry.name.startswith(incomplete))
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
@@ -356,9 +362,9 @@ def _sampling(context: click.Context, _: click.Parameter, texts: Sequence[str]) 
     if not texts or context.resilient_parsing:
         return texts
     fields = sampling_fields(texts)
-    for name, known in doubtful_fields(fields).items():
+    for name, near_name in doubtful_fields(fields).items():
         log(
-            f"warning: --sampling {name}: not a field that gymgate knows; near name: {known}. It is sent all the same"
+            f"warning: --sampling {name}: not a field that gymgate knows; near name: {near_name}. It is sent all the same"
         )
     return fields
 

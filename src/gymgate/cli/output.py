@@ -100,9 +100,9 @@ def print_columns(columns: Sequence[Column], *, drop: bool = True) -> None:
     if drop:
         dropped: list[str] = []
         while _width([names, *others], NAME) > room and (
-            rank := max((each.rank for each in others), default=0)
+            rank := max((column.rank for column in others), default=0)
         ):
-            last = [each for each in others if each.rank == rank][-1]
+            last = [column for column in others if column.rank == rank][-1]
             others.remove(last)
             dropped.insert(0, last.title)
         _print([_cut(names, room - _width([names, *others], 0)), *others])

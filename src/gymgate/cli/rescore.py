@@ -167,7 +167,7 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
                 f"--gym {settings['nemo_gym']}@{interpreter}"
             )
         stack["environments"] = (
-            [] if named else [_stored_environment(each, run) for each in settings["environments"]]
+            [] if named else [_stored_environment(config, run) for config in settings["environments"]]
         )
         stack["models"] = {
             name: judge for name, judge in settings.get("judges", {}).items() if isinstance(judge, str)

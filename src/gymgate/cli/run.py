@@ -164,8 +164,8 @@ def command(
             spec = spec.model_copy(update={"pace": spec.pace.model_copy(update={"budgets": {}})})
         run = prepare(spec, output=output, shard=shard or WHOLE, rerun_failed=rerun_failed, log=progress_log)
         run.tracer = tracer
-        shown = (lambda rollout: progress_log(conversation_text(rollout))) if is_shown else None
-        end = conduct(run, show, budget, log_to=log_to, show_rollout=shown)
+        show_rollout = (lambda rollout: progress_log(conversation_text(rollout))) if is_shown else None
+        end = conduct(run, show, budget, log_to=log_to, show_rollout=show_rollout)
     finish(run, end, output, ks=ks, as_json=as_json, wide=wide)
 
 

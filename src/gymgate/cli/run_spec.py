@@ -53,8 +53,8 @@ def checked_line(context: click.Context, log: Log, *, files: bool, count: bool) 
     numbers = {name: fields[name] for name in ("rows", "repeats", "seeds") if name in fields}
     spec = RunSpec.model_validate({**numbers, "stack": {"environments": environments or ("of rows",)}})
     rows = 0
-    for known in count_rows(environments, data or "example", catalog):
-        if (most := spec.rows if known is None else min(known, spec.rows or known)) is None:
+    for file_rows in count_rows(environments, data or "example", catalog):
+        if (most := spec.rows if file_rows is None else min(file_rows, spec.rows or file_rows)) is None:
             return None
         rows += most
     return rows * spec.repeats * len(spec.seeds or (None,))

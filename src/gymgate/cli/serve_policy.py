@@ -130,27 +130,27 @@ def _refuse_unused(policy: dict[str, Any]) -> None:
         )
 
 
-def _with_ports(wanted: PolicyServers, exits: contextlib.ExitStack) -> list[Server]:
+def _with_ports(policy_servers: PolicyServers, exits: contextlib.ExitStack) -> list[Server]:
     """The servers, each with a port that no other process can take."""
     gpus = gpus_here()
-    if wanted.nodes:
-        return wanted.servers(gpus)
+    if policy_servers.nodes:
+        return policy_servers.servers(gpus)
     held = []
-    for number in range(wanted.replicas or 1):
-        port = wanted.port + number if wanted.port else 0
+    for number in range(policy_servers.replicas or 1):
+        port = policy_servers.port + number if policy_servers.port else 0
         try:
             options = socket.SO_REUSEADDR, socket.SO_REUSEPORT
-            held.append(HeldPort(port, wanted.host or LOOPBACK, options=options))
+            held.append(HeldPort(port, policy_servers.host or LOOPBACK, options=options))
         except OSError as error:
             raise ConfigError(
                 f"port {port} cannot be used: {error.strerror}; choose another --port"
             ) from error
         exits.callback(held[-1].close)
-    if wanted.command is not None:
+    if policy_servers.command is not None:
         # vLLM can bind while the port is held; other servers may not, so their ports are only free just now.
-        for each in held:
-            each.close()
-    return wanted.servers(gpus, [each.number for each in held])
+        for held_port in held:
+            held_port.close()
+    return policy_servers.servers(gpus, [held_port.number for held_port in held])
 
 
 def _child(program: str, urls: str, sandbox_url: str | None) -> ChildProcess:

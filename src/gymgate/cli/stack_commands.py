@@ -16,12 +16,12 @@ MAX_COMMAND = 60
 NONE = "no stack runs on this machine"
 
 
-def log_hidden(found: DaemonOverview) -> None:
+def log_hidden(daemons: DaemonOverview) -> None:
     """Say which stacks were seen but cannot be looked at."""
-    if elsewhere := found.describe_unreachable():
+    if elsewhere := daemons.describe_unreachable():
         log(elsewhere)
-    if found.of_other_users:
-        log(f"stacks of other users: {found.of_other_users}")
+    if daemons.of_other_users:
+        log(f"stacks of other users: {daemons.of_other_users}")
 
 
 def command_text(words: Sequence[str]) -> str:

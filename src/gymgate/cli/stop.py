@@ -30,13 +30,13 @@ def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
 
     if pids and everything:
         raise OptionError("--all stops every stack; leave out STACK or --all")
-    found = find_daemons()
+    daemons = find_daemons()
     if everything:
-        chosen = [*found.reachable]
+        chosen = [*daemons.reachable]
     elif pids:
-        chosen = [found.choose(pid) for pid in dict.fromkeys(pids)]
+        chosen = [daemons.choose(pid) for pid in dict.fromkeys(pids)]
     else:
-        chosen = [daemon] if (daemon := found.only()) is not None else []
+        chosen = [daemon] if (daemon := daemons.only()) is not None else []
     if not chosen:
         echo(NONE)
     described = {daemon: str(daemon) for daemon in chosen}  # its logs are removed with it
@@ -46,5 +46,5 @@ def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
         if (program := daemon.owner_command) is not None:
             log(f"process {daemon.owner} still runs and may start it again: {command_text(program)}")
     if not pids:
-        log_hidden(found)
+        log_hidden(daemons)
     sys.exit(int("still there" in endings.values()))

@@ -133,8 +133,8 @@ def doubtful_fields(fields: Iterable[str]) -> dict[str, str]:
     doubtful = {}
     for name in {*fields} - _SAMPLING:
         plain = name.lower().replace("-", "_")
-        for known in get_close_matches(plain, sorted(_SAMPLING), n=1, cutoff=0.75):
-            doubtful[name] = known
+        for near_name in get_close_matches(plain, sorted(_SAMPLING), n=1, cutoff=0.75):
+            doubtful[name] = near_name
     return dict(sorted(doubtful.items()))
 
 

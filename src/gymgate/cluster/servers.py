@@ -126,11 +126,11 @@ class PolicyServers(Config):
 
     def shares(self, gpus: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the GPUs of each server of a node; empty for a server that sees all of them."""
-        count, each = self.replicas or 1, (self.tensor_parallel or 1) * (self.data_parallel or 1)
-        if gpus and count * each > len(gpus):
-            wanted = f"{count} server{'s' * (count > 1)} of {each} GPU{'s' * (each > 1)}"
+        count, gpus_each = self.replicas or 1, (self.tensor_parallel or 1) * (self.data_parallel or 1)
+        if gpus and count * gpus_each > len(gpus):
+            request = f"{count} server{'s' * (count > 1)} of {gpus_each} GPU{'s' * (gpus_each > 1)}"
             raise ConfigError(
-                f"{wanted} need {count * each}, but there are only {len(gpus)}: {', '.join(gpus)}"
+                f"{request} need {count * gpus_each}, but there are only {len(gpus)}: {', '.join(gpus)}"
             )
         if count == 1:
             return [()]
@@ -140,7 +140,7 @@ class PolicyServers(Config):
             )
         if not gpus:
             return [()] * count
-        size = each if self.model is not None else len(gpus) // count
+        size = gpus_each if self.model is not None else len(gpus) // count
         return [tuple(gpus[size * number : size * (number + 1)]) for number in range(count)]
 
     def _server(self, node: str, number: int, gpus: Sequence[str], port: int) -> Server:

@@ -27,7 +27,7 @@ async def check_servers(urls: Sequence[str], trainer: Trainer) -> tuple[list[Fin
     """Return the findings for every replica, and the model they serve; `None` if one of them cannot be used."""
     async with HTTPClient() as client:
         results = await asyncio.gather(*(_Replica(client, url, trainer).check() for url in urls))
-    findings = [finding for found, _ in results for finding in found]
+    findings = [finding for of_replica, _ in results for finding in of_replica]
     models = [served for _, served in results if served is not None]
     if len({*models}) > 1:
         listed = ", ".join(

@@ -84,10 +84,10 @@ class RecordedJudge:
         next that is a JSON object with the fields that the question names, or simply the next."""
         blocks = blocks_of(items_of(request))
         key, text = exact_key(blocks), "\n".join(block.text for block in blocks)
-        asked = [answer for answer in self._answers if answer[0] == key]
+        exact = [answer for answer in self._answers if answer[0] == key]
         unasked = [answer for answer in self._answers if answer[0] is None]
         fitting = [answer for answer in unasked if _fits(answer[1], text)]
-        for answer in asked or fitting or unasked or self._answers:
+        for answer in exact or fitting or unasked or self._answers:
             self._answers.remove(answer)
             return answer[1]
         self.refused += 1
@@ -188,8 +188,8 @@ def _responses_in(node: Any, siblings: dict[str, Any] | None = None) -> Iterator
     elif isinstance(node, dict):
         output = node.get("output")
         if isinstance(output, list) and output and all(isinstance(item, dict) for item in output):
-            asked = (siblings or {}).get("responses_create_params")
-            yield exact_key(blocks_of(items_of(asked))) if isinstance(asked, dict) else None, output
+            params = (siblings or {}).get("responses_create_params")
+            yield exact_key(blocks_of(items_of(params))) if isinstance(params, dict) else None, output
             return
         for child in node.values():
             yield from _responses_in(child, node)

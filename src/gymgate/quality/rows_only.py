@@ -34,9 +34,9 @@ def read_rows(
         )
         environment = dataclasses.replace(environment, data=read)
     section = row_quality.of_environment(environment, request.environment.config)
-    known = record or shipped_record(environment.kind, environment.name, catalog.version)
-    if known is not None:
-        return known.model_copy(update={"data": section})
+    base = record or shipped_record(environment.kind, environment.name, catalog.version)
+    if base is not None:
+        return base.model_copy(update={"data": section})
     about = {"environment": environment.name, "kind": environment.kind}
     return request.result(
         began, **about, verdict="incomplete", detail="only its rows were read", data=section

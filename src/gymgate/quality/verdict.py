@@ -48,8 +48,8 @@ def _diagnosis(results: Sequence[RowResult], replayer: Replayer, environment: En
     if verdict == "differs":
         servers = [server for config in environment.configs for server in config.servers]
         verifiers = [server.type for server in servers if server.kind == "resources_servers"]
-        known = cause_of(environment.name, verifiers)
-        return Diagnosis("differs", known or row.cause or "cause not known", _differences(results))
+        reason = cause_of(environment.name, verifiers)
+        return Diagnosis("differs", reason or row.cause or "cause not known", _differences(results))
     if verdict == "match":
         causes = Counter(row.cause for row in results if row.verdict == "match" and row.cause)
         return Diagnosis("match", "; ".join(f"{n} of {len(results)}: {cause}" for cause, n in causes.items()))

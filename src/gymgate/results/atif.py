@@ -84,11 +84,11 @@ def trajectory_of(
     result = rollout.result or row
     params = result.get("responses_create_params")
     params = params if isinstance(params, Mapping) else {}
-    given, answered = items_of(result)
+    prompt, answered = items_of(result)
     trajectory = Trajectory()
     if isinstance(params.get("instructions"), str):
         trajectory.add({"role": "system", "content": params["instructions"]}, copied=True)
-    for item in given:
+    for item in prompt:
         trajectory.add(item, copied=True)
     for item in answered:
         trajectory.add(item)
@@ -219,14 +219,14 @@ def _part(value: Any) -> dict[str, Any]:
 
 def arguments_of(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool call's arguments; those that are no JSON object, as a model may write, are `raw_arguments`."""
-    given: Any = next(
+    arguments: Any = next(
         (item[name] for name in ("arguments", "action", "input") if item.get(name) is not None), {}
     )
-    value = given
-    if isinstance(given, str):
+    value = arguments
+    if isinstance(arguments, str):
         with contextlib.suppress(ValueError):
-            value = codec.loads(given.encode())
-    return dict(value) if isinstance(value, Mapping) else {"raw_arguments": given}
+            value = codec.loads(arguments.encode())
+    return dict(value) if isinstance(value, Mapping) else {"raw_arguments": arguments}
 
 
 def _measure(rollout: CollectedRollout, steps: Sequence[Step], calls: Sequence[ModelCall]) -> None:
@@ -257,5 +257,5 @@ def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sum(counts: Iterable[int | None]) -> int | None:
     """Return the sum; `None` if there is nothing to add, or one count is not known."""
-    known = list(counts)
-    return None if not known or None in known else sum(filter(None, known))
+    values = list(counts)
+    return None if not values or None in values else sum(filter(None, values))

@@ -100,12 +100,12 @@ def _by_row(collected: CollectedTasks) -> dict[TaskKey, Task]:
     `occurrence` counts the equal rows of all environments of a run, so another run may have other environments before it.
     """
     counts: Counter[tuple[str, str]] = Counter()
-    named = {}
+    tasks = {}
     for task in sorted(collected.tasks.values(), key=lambda task: task.occurrence):
         row = task.environment, task.row_key
-        named[TaskKey(*row, counts[row])] = task
+        tasks[TaskKey(*row, counts[row])] = task
         counts[row] += 1
-    return named
+    return tasks
 
 
 def sign_test_p(rows: Sequence[Sequence[float]]) -> float:
@@ -116,7 +116,7 @@ def sign_test_p(rows: Sequence[Sequence[float]]) -> float:
     (2003) give the asymptotic test for pairs in clusters.
     """
     sums = [math.fsum(differences) for differences in rows]
-    higher, lower = sum(each > 0 for each in sums), sum(each < 0 for each in sums)
+    higher, lower = sum(total > 0 for total in sums), sum(total < 0 for total in sums)
     count = higher + lower
     ways, tail = 1, 0  # math.comb anew for each k takes minutes for ten thousand rows
     for k in range(min(higher, lower) + 1):
@@ -148,16 +148,16 @@ def write_comparison(
     output: Path, compared: Comparison, runs: Sequence[Runs], names: Sequence[str], tasks: int
 ) -> None:
     """Write an HTML page with the table and the conversations of the rows that differ most, side by side."""
-    shown = {flip.task.key: flip for flip in compared.flips[:tasks]}
-    rollouts: dict[TaskKey, list[Part]] = {key: [] for key in shown}
+    flips = {flip.task.key: flip for flip in compared.flips[:tasks]}
+    rollouts: dict[TaskKey, list[Part]] = {key: [] for key in flips}
     openings: dict[TaskKey, str] = {}
-    keys = ({key: key for key in shown}, {flip.other.key: key for key, flip in shown.items()})
+    keys = ({key: key for key in flips}, {flip.other.key: key for key, flip in flips.items()})
     for run, label, key_of in zip(runs, names, keys, strict=True):
         for attempt in run.rollouts():
             if (key := key_of.get(attempt.task_key)) is not None:
                 rollouts[key].append(conversation(attempt, label))
                 openings.setdefault(key, opening(attempt.result))
-    parts = _parts(compared, shown, rollouts, openings, names)
+    parts = _parts(compared, flips, rollouts, openings, names)
     write_page(output, f"{names[1]} (B) compared with {names[0]} (A)", parts)
 
 
@@ -180,7 +180,7 @@ def verdict(row: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _parts(
     compared: Comparison,
-    shown: Mapping[TaskKey, Flip],
+    flips: Mapping[TaskKey, Flip],
     rollouts: Mapping[TaskKey, Sequence[Part]],
     openings: Mapping[TaskKey, str],
     names: Sequence[str],
@@ -190,7 +190,7 @@ def _parts(
     yield table(compared.rows)
     yield {"heading": "Rows that differ"}
     yield {"filters": {}}
-    for key, flip in shown.items():
+    for key, flip in flips.items():
         name = f"{flip.difference:+.3f} {flip.task.name} {openings.get(key, '')}".strip()
         yield from task_parts(flip.task.environment, name, rollouts[key], str(key))
 
@@ -222,7 +222,7 @@ def _row(
 
     mine = [pairs for pairs in paired if is_of(pairs.task)]
     differences = [pairs.differences for pairs in mine]
-    every = [difference for each in differences for difference in each]
+    every = [difference for of_row in differences for difference in of_row]
     better, worse = (sum(sign * difference > 0 for difference in every) for sign in (1, -1))
     sides = [[reward for pairs in mine for reward in getattr(pairs, side)] for side in ("first", "second")]
     return {

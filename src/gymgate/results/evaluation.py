@@ -153,8 +153,8 @@ def _showing(progress: bool) -> Iterator[tuple[Show, Log]]:
     if not progress:
         yield ignore, ignore
         return
-    with showing_progress() as shown:
-        yield shown
+    with showing_progress() as output:
+        yield output
 
 
 def _by_task(rollouts: Sequence[CollectedRollout], policy: Mapping[str, Any]) -> CollectedTasks:

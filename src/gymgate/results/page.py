@@ -191,7 +191,7 @@ def shares(title: str, parts: Mapping[str, float], unit: str) -> Part:
 
 def curve(title: str, values: Iterable[Sequence[float]]) -> Part:
     """The mean of each list of values, from the lowest to the highest, with its range."""
-    points = sorted((math.fsum(each) / len(each), min(each), max(each)) for each in values)
+    points = sorted((math.fsum(group) / len(group), min(group), max(group)) for group in values)
     return {"curve": {"title": title, "points": points}}
 
 
@@ -204,12 +204,12 @@ def conversation(attempt: Attempt, label: str) -> Part:
     if error := attempt.error:
         turns.append(["error", cut(f"{error.type}: {error.message}", LONGEST_TEXT)])
     outcome, numbers = attempt.outcome, {**(attempt.reward_parts or {}), **(attempt.metrics or {})}
-    shown = {"label": label, "outcome": outcome.reason, "reward": outcome.reward, "numbers": numbers}
+    fields = {"label": label, "outcome": outcome.reason, "reward": outcome.reward, "numbers": numbers}
     answers = {
         "expected": shown_answer(attempt.expected_answer),
         "extracted": shown_answer(attempt.extracted_answer),
     }
-    return {"rollout": {**shown, **answers, "prompt": prompt, "turns": turns}}
+    return {"rollout": {**fields, **answers, "prompt": prompt, "turns": turns}}
 
 
 def task_parts(environment: str, name: str, rollouts: Sequence[Part], key: str) -> Iterator[Part]:

@@ -117,8 +117,8 @@ def report_parts(
             ]
         )
     yield {"heading": "Conversations"}
-    shown = sum(map(len, data.conversations.values()))
-    if shown < sum(len(task.scores) + task.failed for task in collected.tasks.values()):
+    conversations = sum(map(len, data.conversations.values()))
+    if conversations < sum(len(task.scores) + task.failed for task in collected.tasks.values()):
         limits = f"Up to {data.per_task} rollouts of each of the first {data.tasks} tasks"
         yield {"note": f"{limits}; --per-task and --tasks change that."}
     yield {"filters": {}}
@@ -165,9 +165,9 @@ def _task_rows(
         passes = {name: value for name, value in ks.items() if name not in ("pass@1", "maj@1")}
         means = {name: row[name] for name in ("mean_calls", "mean_output_tokens", "mean_seconds")}
         answers = {"expected": data.expected.get(task.key), "extracted": _all_answers(task)}
-        known = {name: answer for name, answer in answers.items() if answer}
+        texts = {name: answer for name, answer in answers.items() if answer}
         rewards = {"mean_reward": row["mean_reward"], "rewards": _all_rewards(task)}
-        yield {"task": names[task.key], **rewards, **known, **passes, **means}
+        yield {"task": names[task.key], **rewards, **texts, **passes, **means}
 
 
 def _all_answers(task: Task) -> str:
@@ -179,7 +179,7 @@ def _all_answers(task: Task) -> str:
 def _all_rewards(task: Task) -> str:
     """Return the reward of every rollout, or why there is none."""
     outcomes = [score.outcome for score in sorted(task.scores, key=lambda score: score.order)]
-    rewards = [each.reason if each.reward is None else f"{each.reward:.4g}" for each in outcomes]
+    rewards = [outcome.reason if outcome.reward is None else f"{outcome.reward:.4g}" for outcome in outcomes]
     return ", ".join([*rewards, *["failed"] * task.failed])
 
 
@@ -190,7 +190,7 @@ def _settings(runs: Runs) -> Iterator[dict[str, Any]]:
         for name, value in shown_settings(run.settings).items():
             values.setdefault(name, {})[str(value)] = None
     yield from (
-        {"setting": name, "value": " | ".join(found)}
-        for name, found in values.items()
-        if [*found] != ["None"]
+        {"setting": name, "value": " | ".join(texts)}
+        for name, texts in values.items()
+        if [*texts] != ["None"]
     )

@@ -90,7 +90,7 @@ class StoredRun:
     @property
     def environments(self) -> list[str]:
         """Names of the environments, of NeMo Gym's files those of the agents."""
-        return sorted({each.environment for each in self.rollouts.values()})
+        return sorted({rollout.environment for rollout in self.rollouts.values()})
 
     def plan(self, shard: Shard = WHOLE) -> RolloutPlan:
         """Return the plan that plays each rollout once. Raises `DataError` if a file of rows has changed or is gone."""
@@ -186,8 +186,8 @@ class Rescoring(Collection):
 
     def settings(self) -> dict[str, Any]:
         origin = {"run": str(self.stored.path.resolve()), "judge_failed_only": self.stored.judge_failed_only}
-        kept = {name: self.stored.settings.get(name) for name in ("nemo_gym", "policy")}
-        return {**super().settings(), "rescored": {**origin, **kept}}
+        inherited = {name: self.stored.settings.get(name) for name in ("nemo_gym", "policy")}
+        return {**super().settings(), "rescored": {**origin, **inherited}}
 
     async def _run_one(self, stack: Stack, planned: PlannedRollout) -> Rollout:
         stored = self.stored.rollouts[planned.identity]
@@ -283,9 +283,9 @@ def _policy_answered(attempt: Attempt) -> bool:
 
 def _materialized(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """Return the rows that NeMo Gym's collector wrote beside its rollouts, by agent and task number."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
     for _, row in read_values(inputs_beside(path)):
         reference, task = row.get("agent_ref"), row.get(TASK)
         agent = str(reference.get("name") or "") if isinstance(reference, Mapping) else ""
-        found.setdefault((agent, task if isinstance(task, int) else -1), row)
-    return found
+        rows.setdefault((agent, task if isinstance(task, int) else -1), row)
+    return rows

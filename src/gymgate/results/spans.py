@@ -55,8 +55,8 @@ class RolloutTracer:
             from opentelemetry.sdk import trace as _  # noqa: F401
         except ImportError as error:
             raise MissingExtraError(f"traces need OpenTelemetry's SDK: {install_command('otel')}") from error
-        asked = os.environ.get(CAPTURE_CONTENT, "").lower() in _ON
-        self.contents = asked if contents is None else contents
+        default = os.environ.get(CAPTURE_CONTENT, "").lower() in _ON
+        self.contents = default if contents is None else contents
         self._own: TracerProvider | None = None
         if provider is None and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             provider = self._own = _provider_by_environment()
@@ -154,13 +154,13 @@ def _exporters() -> Iterator[Any]:
         name = name.strip()
         if name == "none":
             continue
-        found = entry_points(group=group, name=otlp if name == "otlp" else name)
-        if not found:
-            known = ", ".join(sorted({each.name for each in entry_points(group=group)})) or "none"
+        exporters = entry_points(group=group, name=otlp if name == "otlp" else name)
+        if not exporters:
+            names = ", ".join(sorted({entry.name for entry in entry_points(group=group)})) or "none"
             raise ConfigError(
-                f"OpenTelemetry's exporter {otlp if name == 'otlp' else name!r} is not installed; available: {known}"
+                f"OpenTelemetry's exporter {otlp if name == 'otlp' else name!r} is not installed; available: {names}"
             )
-        yield next(iter(found)).load()()
+        yield next(iter(exporters)).load()()
 
 
 def _incoming() -> Context | None:
@@ -221,9 +221,9 @@ def _model_in(bodies: Iterable[Mapping[str, Any] | None]) -> str | None:
 
 def _messages(rollout: Rollout) -> dict[str, Any]:
     """Return the conversation of a rollout's result, as far as it is there, in the form of the GenAI conventions."""
-    given, answered = items_of(rollout.result)
+    prompt, answered = items_of(rollout.result)
     written = {
-        "gen_ai.input.messages": [*map(_message, given)],
+        "gen_ai.input.messages": [*map(_message, prompt)],
         "gen_ai.output.messages": [*map(_message, answered)],
     }
     return {name: codec.dumps(messages).decode() for name, messages in written.items() if messages}

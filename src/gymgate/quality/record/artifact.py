@@ -20,7 +20,7 @@ def artifact(
 ) -> dict[str, Any]:
     """Say what was evaluated, what was skipped and why, metrics, findings and a verdict. Nothing in it depends on the time."""
     sections = {name: section for name, section in record if isinstance(section, Section)}
-    found = [
+    flags = [
         {**problem._asdict(), "proof": problem.proof and problem.proof.model_dump(mode="json")}
         for problem in problems(record)
     ]
@@ -42,8 +42,8 @@ def artifact(
             for name, section in sections.items()
             if name not in _TIMED
         },
-        "suspicions": [each for each in found if each["kind"] in SUSPICIONS and not each["proof"]],
-        "findings": [each for each in found if each["kind"] not in SUSPICIONS or each["proof"]],
+        "suspicions": [flag for flag in flags if flag["kind"] in SUSPICIONS and not flag["proof"]],
+        "findings": [flag for flag in flags if flag["kind"] not in SUSPICIONS or flag["proof"]],
         "thresholds": thresholds.model_dump(exclude_defaults=True),
         "unmet": [*unmet],
         "passed": not unmet and record.verdict not in ("differs", "failed", "blocked"),

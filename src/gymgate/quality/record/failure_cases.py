@@ -181,7 +181,7 @@ async def _long_answer(context: MeasurementContext) -> list[Rollout]:
 
 def _any(context: MeasurementContext) -> list[ReplayCase]:
     """Recorded rollouts whether or not they get a reward here; packaged rows with a fixed answer if there are none."""
-    recorded = [context.replay_of(each) for each in context.recorded if each.recording.turns]
+    recorded = [context.replay_of(row) for row in context.recorded if row.recording.turns]
     packaged = [ReplayCase("row", row, lambda: constant_policy(IGNORANT)) for row in context.rows]
     if not recorded and not packaged:
         raise Unmeasured("it has no rows")
@@ -200,10 +200,12 @@ def _case(rollouts: Sequence[Rollout]) -> FailureCase:
     outcomes: dict[Outcome, int] = {}
     for rollout in rollouts:
         outcomes[_outcome(rollout)] = outcomes.get(_outcome(rollout), 0) + 1
-    errors = [f"{each.error.type}: {each.error.message}" for each in rollouts if each.error is not None]
+    errors = [
+        f"{rollout.error.type}: {rollout.error.message}" for rollout in rollouts if rollout.error is not None
+    ]
     return FailureCase(
         outcomes=outcomes,
-        rewards=tuple(reward for each in rollouts if (reward := _reward(each)) is not None),
+        rewards=tuple(reward for rollout in rollouts if (reward := _reward(rollout)) is not None),
         said=errors[0][:300] if errors else "",
     )
 

@@ -246,11 +246,11 @@ def oracle_findings(record: CheckResult) -> Iterator[Finding]:
             f"{oracle.solved} other rows do",
             "right answer",
         )
-    asked = oracle.phrasings.get(oracle.asked_for)
-    if asked is not None and not asked.full_rows:
+    rewards = oracle.phrasings.get(oracle.asked_for)
+    if rewards is not None and not rewards.full_rows:
         yield Finding(
             "right answer rejected",
-            f"the right answer as the prompt asks for it ({oracle.asked_for}) earns no full reward, in {asked.rows} rows; as "
+            f"the right answer as the prompt asks for it ({oracle.asked_for}) earns no full reward, in {rewards.rows} rows; as "
             f"{oracle.accepted[0]} it does",
             "right answer",
         )
@@ -329,7 +329,7 @@ def unmet_thresholds(
     if thresholds.sound:
         for name in of_probes:
             yield from lacking("--sound", name, (oracle.reason or "") if oracle and name == "oracle" else "")
-        yield from (f"--sound: {each}" for each in (*oracle_findings(record), *flagged_probes(record)))
+        yield from (f"--sound: {problem}" for problem in (*oracle_findings(record), *flagged_probes(record)))
     if thresholds.clean_rows:
         yield from lacking("--clean-rows", "data", "" if record.data else "its rows were not read")
         yield from (f"--clean-rows: {finding}" for finding in row_findings(record))

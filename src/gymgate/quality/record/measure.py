@@ -40,10 +40,10 @@ async def measure_all(check: CheckResult, context: MeasurementContext, progress:
     """Return the result with its sections. One that takes longer than its share of the environment's time is left out."""
     sections: dict[str, Section] = {}
     missing: dict[str, str] = {}
-    wanted = context.request.sections or MEASUREMENTS
-    share = context.request.timeout_s / len(wanted)
+    selection = context.request.sections or MEASUREMENTS
+    share = context.request.timeout_s / len(selection)
     for name, measure in MEASUREMENTS.items():
-        if name not in wanted or (name == "policy" and context.request.policy is None):
+        if name not in selection or (name == "policy" and context.request.policy is None):
             continue
         progress(f"measuring: {name}")
         try:

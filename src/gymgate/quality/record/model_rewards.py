@@ -41,7 +41,7 @@ async def measure(context: MeasurementContext) -> PolicyRewards:
     done = [rollout for rollout in rollouts if rollout.error is None]
     errors = [rollout.error.message for rollout in rollouts if rollout.error is not None]
     tokens = [[call.usage.output_tokens for call in rollout.policy_calls] for rollout in done]
-    counted = [sum(filter(None, each)) for each in tokens if each and None not in each]
+    counted = [sum(filter(None, counts)) for counts in tokens if counts and None not in counts]
     return PolicyRewards(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         model=endpoint.model or endpoint.base_url,
@@ -52,8 +52,8 @@ async def measure(context: MeasurementContext) -> PolicyRewards:
         scored=len(rewards),
         pass_at_1=mean(rewards),
         standard_error=clustered_error(by_row),
-        seconds=mean([each.timing.total_s for each in done]),
-        turns=mean([len(each.policy_calls) for each in done]),
+        seconds=mean([rollout.timing.total_s for rollout in done]),
+        turns=mean([len(rollout.policy_calls) for rollout in done]),
         output_tokens=mean(counted),
         missing={"pass_at_1": errors[0][:300] if errors else "no reward"} if not rewards else {},
     )

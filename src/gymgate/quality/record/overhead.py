@@ -132,7 +132,7 @@ def _ended(call: ModelCall) -> float:
 
 
 def _megabytes(pids: Sequence[int]) -> float:
-    family = [each for pid in pids for each in (pid, *descendants(pid))]
+    family = [member for pid in pids for member in (pid, *descendants(pid))]
     return round(proportional_bytes(family) / 1e6, 1)
 
 
@@ -143,9 +143,9 @@ def _processor_s(pids: Sequence[int]) -> float:
 
 def _usage(processes: Mapping[str, int]) -> dict[str, tuple[float, int]]:
     """Seconds of CPU time of each process alone, in which its event loop is busy, and its open files; not of one that ended."""
-    found = {}
+    usage = {}
     for name, pid in processes.items():
         with contextlib.suppress(OSError):
             ticks = sum(map(int, stat(pid)[11:13]))
-            found[name] = ticks / os.sysconf("SC_CLK_TCK"), len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
-    return found
+            usage[name] = ticks / os.sysconf("SC_CLK_TCK"), len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+    return usage

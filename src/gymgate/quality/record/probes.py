@@ -232,8 +232,8 @@ def _by_endpoint(row: Subject) -> list[Said]:
         results = _results(request)[before:]
         items = [message(row.say(row.right))] if row.right else [*row.calls, DONE]
         if not results:
-            asked = {"responses_create_params": request, "response": respond(items, request)}
-            call = {"type": "function_call", "name": "verify", "arguments": codec.dumps(asked).decode()}
+            arguments = {"responses_create_params": request, "response": respond(items, request)}
+            call = {"type": "function_call", "name": "verify", "arguments": codec.dumps(arguments).decode()}
             return respond([call], request)
         told = re.search(r'"reward": *(\d+(?:\.\d+)?)', results[0])
         if told is None or float(told[1]) < (row.best or 0.0):
@@ -366,7 +366,7 @@ def _options(row: RowData) -> dict[str, str]:
     options = row.get("options")
     if isinstance(options, dict):
         options = [options]
-    pairs = [pair for each in options or () if isinstance(each, dict) for pair in each.items()]
+    pairs = [pair for option in options or () if isinstance(option, dict) for pair in option.items()]
     return {str(name): str(text) for name, text in pairs}
 
 

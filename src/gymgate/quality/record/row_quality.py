@@ -118,7 +118,7 @@ def measure(files: Sequence[DataFile], datasets: Iterable[Dataset] = ()) -> Data
     answered = [line.answered for rows in lines.values() for line in rows if line.answered is not None]
     prompts = Counter(answer for answer, _ in {(row.answer, row.prompt) for row in answered})
     answered = [row for row in answered if prompts[row.answer] == 1]  # the others are labels
-    if len({each.prompt for each in answered}) > 1:
+    if len({row.prompt for row in answered}) > 1:
         told = _telling_their_answer(answered)
         answers_in_prompt = len(told)
     else:
@@ -191,8 +191,8 @@ def _in_two_splits(files: Iterable[tuple[str, Sequence[_Line]]]) -> list[tuple[s
 
 
 def _answered(name: str, row: RowData) -> _Answered | None:
-    found = None if lacking_params(row) else answer_of(row)
-    value = found.value if found is not None else None
+    target = None if lacking_params(row) else answer_of(row)
+    value = target.value if target is not None else None
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
     if not isinstance(value, str):

@@ -17,7 +17,7 @@ async def measure(context: MeasurementContext) -> Shape:
     recordings = [row.recording for row in context.recorded]
     turns = [len(recording.steps) for recording in recordings if recording.steps]
     calls = [recording.tool_calls for recording in recordings if recording.steps]
-    usages = [usage for each in recordings if isinstance(usage := each.response.get("usage"), dict)]
+    usages = [usage for recording in recordings if isinstance(usage := recording.response.get("usage"), dict)]
     tokens = {
         name: [usage[name] for usage in usages if isinstance(usage.get(name), int)]
         for name in ("input_tokens", "output_tokens")

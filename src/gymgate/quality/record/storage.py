@@ -78,7 +78,7 @@ def records_to_extend(requests: Iterable[CheckRequest], directory: Path) -> dict
 def pack_records(records: Iterable[CheckResult]) -> bytes:
     """Records as they ship: one a line, without what is unset, options, and the rollouts that did not differ."""
     ordered = sorted(records, key=lambda record: record.name)
-    return b"".join(codec.dumps(_shipped_form(each)) + b"\n" for each in ordered)
+    return b"".join(codec.dumps(_shipped_form(record)) + b"\n" for record in ordered)
 
 
 def _shipped_form(record: CheckResult) -> dict[str, Any]:

@@ -157,8 +157,12 @@ def _suspect(subjects: Sequence[Subject], full: float) -> list[Subject]:
 
 def _most_requested(subjects: Sequence[Subject], accepted: Sequence[Phrasing]) -> str:
     """Return the phrasing that most prompts ask for; of its forms the accepted one, else the first."""
-    sayable = [[asked for asked in subject.requested if asked.form in subject.forms] for subject in subjects]
-    chosen = [next((asked for asked in row if asked in accepted), row[0]).name for row in sayable if row]
+    sayable = [
+        [phrasing for phrasing in subject.requested if phrasing.form in subject.forms] for subject in subjects
+    ]
+    chosen = [
+        next((phrasing for phrasing in row if phrasing in accepted), row[0]).name for row in sayable if row
+    ]
     return Counter(chosen).most_common(1)[0][0] if chosen else ""
 
 
@@ -174,7 +178,7 @@ def _count(rewards: Sequence[float], full: float) -> PhrasingRewards:
 
 def _fields(row: RowData) -> set[str]:
     """The names of its fields, nested ones included."""
-    return {name for each in (row, *map(row.get, NESTED_FIELDS)) if isinstance(each, dict) for name in each}
+    return {name for part in (row, *map(row.get, NESTED_FIELDS)) if isinstance(part, dict) for name in part}
 
 
 def _why_unanswered(context: MeasurementContext) -> OracleReason:
@@ -203,9 +207,9 @@ async def measure(context: MeasurementContext) -> Probes:
         raise Unmeasured(why["row"])
     if any(probe.of == "solved row" for probe in selected):
         measured = context.oracle or await measure_right_answers(context)
-        solved = [each for each in context.trials if each.is_solved(measured.full)][:SOLVED_ROWS]
-        for each in solved:
-            await _prepare(context, each, measured.full)
+        solved = [subject for subject in context.trials if subject.is_solved(measured.full)][:SOLVED_ROWS]
+        for subject in solved:
+            await _prepare(context, subject, measured.full)
         subjects["solved row"] = solved
         why["solved row"] = str(measured.reason or "no right answer earns the full reward")
     full = context.oracle.full if context.oracle else 1.0
@@ -217,10 +221,10 @@ async def measure(context: MeasurementContext) -> Probes:
             answers[probe.name] = outcome
         else:
             missing[probe.name] = outcome or why[probe.of]
-    blind = {each.row for name in _ANY_WRONG if name in answers for each in answers[name].flagged}
+    blind = {flag.row for name in _ANY_WRONG if name in answers for flag in answers[name].flagged}
     for name, rewards in answers.items():  # rows that pay any answer say nothing more
         if name not in _ANY_WRONG and PROBE_TEXTS[name][1] == "nothing":
-            flagged = tuple(each for each in rewards.flagged if each.row not in blind)
+            flagged = tuple(flag for flag in rewards.flagged if flag.row not in blind)
             answers[name] = rewards.model_copy(update={"flagged": flagged})
     recorded = [row.recording.reward for row in context.recorded if row.recording.reward is not None]
     return Probes(
@@ -233,14 +237,16 @@ async def _probe(
 ) -> ProbeRewards | str:
     """The rewards of one probe; why there are none, empty if it makes no answer of these rows."""
     scorer = Scorer(context)
-    made = [(subject, answers) for subject in subjects if (answers := probe.answers(subject))]
-    if not made:
+    pairs = [(subject, answers) for subject in subjects if (answers := probe.answers(subject))]
+    if not pairs:
         return "its rows have no such answer" if subjects else ""
 
     async def score(subject: Subject, answers: Sequence[Said]) -> list[float | None]:
-        return await asyncio.gather(*(scorer.score(subject.case, subject.policy(each)) for each in answers))
+        return await asyncio.gather(
+            *(scorer.score(subject.case, subject.policy(answer)) for answer in answers)
+        )
 
-    by_row = await asyncio.gather(*(score(*each) for each in made))
+    by_row = await asyncio.gather(*(score(*pair) for pair in pairs))
     if scorer.judge_problem:
         return scorer.judge_problem
     counted = [reward for rewards in by_row for reward in rewards if reward is not None]
@@ -248,14 +254,16 @@ async def _probe(
         return scorer.problem
     pays_nothing = PROBE_TEXTS[probe.name][1] == "nothing"
     flagged = []
-    for (subject, answers), rewards in zip(made, by_row, strict=True):
-        given = [reward for reward in rewards if reward is not None]
-        is_flag = len(given) == len(rewards) and all((reward >= full) == pays_nothing for reward in given)
+    for (subject, answers), rewards in zip(pairs, by_row, strict=True):
+        numbers = [reward for reward in rewards if reward is not None]
+        is_flag = len(numbers) == len(rewards) and all((reward >= full) == pays_nothing for reward in numbers)
         if probe.of != "row" and is_flag:
             again = await score(subject, answers)
-            if all(two is not None and same_reward(one, two) for one, two in zip(given, again, strict=True)):
+            if all(
+                two is not None and same_reward(one, two) for one, two in zip(numbers, again, strict=True)
+            ):
                 said = answers[0] if isinstance(answers[0], str) else _described(probe, answers[0])
-                flagged.append(FlaggedRow(row=subject.name, answer=said[:SHOWN], reward=given[0]))
+                flagged.append(FlaggedRow(row=subject.name, answer=said[:SHOWN], reward=numbers[0]))
     return ProbeRewards(
         rows=sum(any(reward is not None for reward in rewards) for rewards in by_row),
         failed=sum(all(reward is None for reward in rewards) for rewards in by_row),
@@ -280,9 +288,9 @@ def _rows(context: MeasurementContext) -> Iterator[Subject]:
     seen: list[Any] = []
     verdicts = (result.verdict for result in context.results)
     recorded = [
-        context.replay_of(each)
-        for each, verdict in itertools.zip_longest(context.recorded, verdicts)
-        if verdict != "incomplete" and each.recording.turns
+        context.replay_of(row)
+        for row, verdict in itertools.zip_longest(context.recorded, verdicts)
+        if verdict != "incomplete" and row.recording.turns
     ]
     packaged = [ReplayCase(f"row {number}", row, _empty) for number, row in enumerate(context.rows)]
     for case in (*recorded, *packaged):
@@ -299,11 +307,11 @@ def _best_answer(row: Any, recorded: Sequence[RecordedRow]) -> str:
     """The best recorded answer to another prompt."""
     prompt = prompt_of(row["responses_create_params"])
     others = [
-        (each.recording.reward or 0.0, text)
-        for each in recorded
-        if (each.recording.reward or 0) > 0
-        and prompt_of(each.row["responses_create_params"]) != prompt
-        and (text := last_message(each))
+        (other.recording.reward or 0.0, text)
+        for other in recorded
+        if (other.recording.reward or 0) > 0
+        and prompt_of(other.row["responses_create_params"]) != prompt
+        and (text := last_message(other))
     ]
     return max(others, key=lambda pair: pair[0])[1] if others else ""
 
@@ -313,7 +321,7 @@ async def _prepare(context: MeasurementContext, subject: Subject, full: float) -
 
     Another row's answer may be an equal one in other words. It is left out if that row pays the right answer of this one.
     """
-    subject.phrasing = next(each for each, reward in subject.rewards.items() if reward >= full)
+    subject.phrasing = next(phrasing for phrasing, reward in subject.rewards.items() if reward >= full)
     form, said = subject.phrasing.form, texts_of(subject.forms)
 
     def is_other(texts: frozenset[str]) -> bool:
@@ -321,12 +329,12 @@ async def _prepare(context: MeasurementContext, subject: Subject, full: float) -
         return said.isdisjoint(texts) if subject.right else not (said <= texts or texts <= said)
 
     others = {
-        str(each.forms[form]): each
-        for each in context.trials
-        if form in each.forms and is_other(texts_of(each.forms))
+        str(other.forms[form]): other
+        for other in context.trials
+        if form in other.forms and is_other(texts_of(other.forms))
     }
     if not subject.right:
-        subject.other = next((each.forms[form] for each in others.values() if subject.calls), "")
+        subject.other = next((other.forms[form] for other in others.values() if subject.calls), "")
         return
     scorer = Scorer(context)
     policy = constant_policy(subject.say(subject.right))
