@@ -411,7 +411,7 @@ set_option = option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Override a setting of the environment's config by its dotted key; @FILE reads overrides from YAML; "
-    "ENV:KEY=VALUE with several environments. A key whose name stands in no code or config is refused; +KEY=VALUE sets it "
+    "ENV:KEY=VALUE with several environments. A key with a name that stands in no code or config is refused; +KEY=VALUE sets it "
     "all the same. Repeatable.",
 )
 env_var_option = field_option("Environment", StackConfig, "env_vars", "--env-var", "env_vars", metavar="NAME")

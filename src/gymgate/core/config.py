@@ -281,8 +281,8 @@ class EnvironmentConfig(EnvironmentSettings):
     """Config of the environment, by file name without `.yaml`; `None`: the default config. It can also be the path of a YAML
     file: your own, or the release's (`responses_api_agents/x/configs/x.yaml`). Several are combined in order."""
     overrides: Settings = ()
-    """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`). A key whose name
-    stands in no code or config is refused when the stack starts, unless a `+` stands before it."""
+    """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`). A key with a name
+    that stands in no code or config is refused when the stack starts, unless a `+` stands before it."""
     scores_without_policy: bool = False
     """Score rollouts without a policy call. By default they fail, because the agent broke down first. Set it for an agent that
     answers by itself (rescoring of stored answers, a reference solution)."""

@@ -38,7 +38,7 @@ class Evaluation:
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean over all rollouts whose reward counts; `None` if there is none."""
+        """The mean over all rewards that count; `None` if there is none."""
         return self.metrics[-1]["mean_reward"] if self.metrics else None
 
     @property
