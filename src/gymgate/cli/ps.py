@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RunningEnvironment:
+class ListedEnvironment:
     """An environment of a stack."""
 
     name: str
@@ -35,7 +35,7 @@ class ListedStack:
     pid: int
     """Its daemon."""
     state: Literal["starting", "ready", "stopping", "not answering"]
-    environments: Sequence[RunningEnvironment]
+    environments: Sequence[ListedEnvironment]
     rollouts: int | None
     """Rollouts under way."""
     started: float
@@ -80,11 +80,11 @@ def command(as_json: bool) -> None:
     """
     from gymgate.stack.daemons import ask_daemons, find_daemons
 
-    found = find_daemons()
-    reports = asyncio.run(ask_daemons(found.reachable))
+    daemons = find_daemons()
+    reports = asyncio.run(ask_daemons(daemons.reachable))
     stacks = [_listed(daemon, report) for daemon, report in reports.items()]
     if as_json:
-        print_json(StackListing(stacks, found.unreachable, found.of_other_users))
+        print_json(StackListing(stacks, daemons.unreachable, daemons.of_other_users))
         return
     if stacks:
         header = ("pid", "state", "environments", "rollouts", "age", "memory", "used by")
@@ -94,7 +94,7 @@ def command(as_json: bool) -> None:
                 echo(f"socket of {stack.pid}: {stack.socket}")
     else:
         echo(NONE)
-    log_hidden(found)
+    log_hidden(daemons)
 
 
 def _listed(daemon: DaemonProcess, report: DaemonReport) -> ListedStack:
@@ -102,7 +102,7 @@ def _listed(daemon: DaemonProcess, report: DaemonReport) -> ListedStack:
     return ListedStack(
         pid=daemon.pid,
         state=report.state,
-        environments=[RunningEnvironment(name, state) for name, state in states.items()],
+        environments=[ListedEnvironment(name, state) for name, state in states.items()],
         rollouts=report.rollouts,
         started=daemon.started,
         memory=daemon.memory,
@@ -120,8 +120,10 @@ def _row(stack: ListedStack) -> tuple[str, ...]:
     from gymgate.runs.progress_display import duration
 
     names = [
-        each.name if each.state in ("up", stack.state, None) else f"{each.name} ({each.state})"
-        for each in stack.environments
+        environment.name
+        if environment.state in ("up", stack.state, None)
+        else f"{environment.name} ({environment.state})"
+        for environment in stack.environments
     ]
     return (
         str(stack.pid),
