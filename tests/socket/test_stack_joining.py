@@ -189,7 +189,7 @@ async def test_other_settings_are_refused_by_name(path: Path, named: str, fields
         error = await refusal(joining(path, *fields.pop("environments", ()), **fields))
         assert isinstance(error, ConfigError)
         assert named in str(error)
-        assert "canary" not in str(error)
+        assert not any(secret in str(error) for secret in ("canary", JUDGE.base_url))
         assert (daemon.starts, len(daemon.leases)) == ([TWO], 1)
 
 
