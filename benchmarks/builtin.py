@@ -29,7 +29,8 @@ from gymgate.gym.runtime.uv import find_uv
 from gymgate.gym.runtime.variables import installer_env
 
 if TYPE_CHECKING:
-    from gymgate.integrations.verifiers.evaluation import TimedCounts
+    from gymgate.integrations.verifiers.evaluation import Rate
+    from gymgate.runs.counts import RolloutCounts
 
 Order = Literal["one after another", "all at once"]
 
@@ -142,16 +143,17 @@ def arguments(environment: str) -> list[str]:
 
 def _scored_at(run: Path) -> float | None:
     """Unix time at which the one rollout ended; None if it failed."""
-    metrics = read_metrics(run)
-    return metrics.end if metrics.scored else None
+    counts, rate = read_metrics(run)
+    return rate.end if counts.scored else None
 
 
-def read_metrics(run: Path) -> TimedCounts:
-    """Read the outcomes of a run of one environment that `vf-eval` saved."""
+def read_metrics(run: Path) -> tuple[RolloutCounts, Rate]:
+    """Read the outcomes of a run of one environment that `vf-eval` saved, and its rate."""
     from verifiers.v1.utils.trace_store import read_episodes
 
     from gymgate.integrations.verifiers.evaluation import metrics_of
     from gymgate.integrations.verifiers.traces import WireTrace
 
-    (metrics,) = metrics_of(read_episodes(run, WireTrace))[0].values()
-    return metrics
+    tasks, rates = metrics_of(read_episodes(run, WireTrace))
+    (rate,) = rates.values()
+    return tasks.counts, rate

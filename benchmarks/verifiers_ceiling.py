@@ -71,8 +71,8 @@ def measure(
         if done.returncode:
             raise RuntimeError(f"{arguments[0]} failed: {done.stderr[-2000:]}")
         wall_s = time.monotonic() - started
-        metrics = read_metrics(Path(output) / "run")
-    return Figure(metrics.rate or 0.0, wall_s, metrics.failed)
+        counts, rate = read_metrics(Path(output) / "run")
+    return Figure(rate.per_s or 0.0, wall_s, counts.failed)
 
 
 def measure_builtin(base_url: str, concurrency: int) -> Figure:

@@ -68,7 +68,7 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
         (line, repeat) for line in (1, 2) for repeat in range(10)
     }
     assert all(len(line["calls"]) == 3 for line in lines)
-    [metrics] = summary_rows(read_runs([output]))
+    [metrics] = summary_rows(read_runs([output]).tasks)
     assert (metrics["rollouts"], metrics["pass@10"]) == (20, 1.0)
     again = run("example_session_state_mgmt", "--replay-file", str(output), "--json")
     assert again.returncode == 0, again.stderr

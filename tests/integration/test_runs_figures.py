@@ -12,7 +12,7 @@ import pytest
 
 from gymgate.gym.runtime import clean_env, ensure_runtime
 from gymgate.rollouts.row import row_key
-from gymgate.runs.aggregate import Runs, read_runs
+from gymgate.runs.aggregate import read_runs
 from gymgate.runs.gym_rollouts import export_rollouts
 from gymgate.runs.metrics import summary_rows, task_rows
 from support.stacks import runtime
@@ -94,8 +94,8 @@ def test_figures_are_those_of_nemo_gym(
 ) -> None:
     """Where tasks have different numbers of rollouts too: of all tasks up to the fewest, of the longest ones for each k."""
     count = write_run(tmp_path, rewards, masked=masked, missing=missing)
-    assert export_rollouts(Runs([tmp_path]), tmp_path / "gym.jsonl") == count
-    collected = read_runs([tmp_path])
+    assert export_rollouts(read_runs([tmp_path]), tmp_path / "gym.jsonl") == count
+    collected = read_runs([tmp_path]).tasks
     longest = max(len(task.rewards()) for task in collected.ordered())
     python = runtime().interpreter or str(ensure_runtime(runtime()).python)
     files = [str(tmp_path / "gym.jsonl"), str(tmp_path / "gym_materialized_inputs.jsonl")]

@@ -28,11 +28,11 @@ from gymgate.results.trackers import LIBRARIES, log_run
 from gymgate.results.tracking import RunTracking, log_message, summary_of
 from gymgate.rollouts import ModelCall, RolloutError, Usage
 from gymgate.rollouts.row import make_row
-from gymgate.runs.attempts import Attempt
 from gymgate.runs.plan import RolloutPlan
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.record import CollectedRollout, to_line
 from gymgate.runs.run import Collection
+from gymgate.runs.score import score_of
 from gymgate.runs.settings import shown_settings
 
 SECRETS = ("sk-secret", "Bearer x", "hunter2")
@@ -316,9 +316,9 @@ def log_messages(*messages: dict[str, Any] | None) -> Noted:
 def test_metrics_are_those_of_the_whole_run_after_a_resume() -> None:
     """A rollout had finished and two had failed permanently; `--rerun-failed` runs these again, of which one finishes."""
     progress = RunProgress(total=4, resumed=1)
-    progress.tasks.add(Attempt.of(rollout(0)))
+    progress.tasks.add(score_of(rollout(0)))
     for number in (2, 3):
-        progress.tasks.fail(Attempt.of(failed(number)))
+        progress.tasks.add(score_of(failed(number)))
     progress.count(rollout(1))
     progress.count(rollout(3))
     message = log_message(progress)

@@ -10,10 +10,10 @@ from typing import Any
 
 from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.rollouts import Rollout
-from gymgate.runs.attempts import Attempt
 from gymgate.runs.plan import PlannedRollout
 from gymgate.runs.record import CollectedRollout
 from gymgate.runs.run import Collection
+from gymgate.runs.score import score_of
 from gymgate.runs.tasks import CollectedTasks
 
 NOWHERE = "http://127.0.0.1:9/v1"
@@ -57,4 +57,4 @@ def as_collected(rollout: Rollout, repeat: int = 0, row_key: str = "0" * 16) -> 
 
 def add(tasks: CollectedTasks, rollout: CollectedRollout) -> None:
     """Add a rollout as a run under way does."""
-    (tasks.add if rollout.error is None else tasks.fail)(Attempt.of(rollout))
+    tasks.add(score_of(rollout))

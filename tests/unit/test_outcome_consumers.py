@@ -18,12 +18,12 @@ from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics,
 from gymgate.integrations.trl.batch import nemo_gym_reward, to_batch
 from gymgate.integrations.verl.outputs import reward_extra_info
 from gymgate.integrations.verl.reports import log_entries, why_untrained
-from gymgate.results.evaluation import _by_task
+from gymgate.results.evaluation import _failed_note
 from gymgate.results.export import export_dataset
 from gymgate.results.report import write_report
 from gymgate.results.report_data import REWARD, ReportData
 from gymgate.rollouts import Rollout, RolloutError, Segment, outcome_of
-from gymgate.runs.aggregate import Runs, read_runs, read_tasks
+from gymgate.runs.aggregate import read_runs
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.counts import RolloutCounts
 from gymgate.runs.gym_rollouts import from_gym, to_gym
@@ -98,18 +98,20 @@ def test_the_live_mean_of_a_collection() -> None:
     progress = RunProgress(total=9)
     for number, name in enumerate(FINISHED):
         progress.count(as_collected(made(name), number))
-    assert (progress.counts.mean_reward, progress.counts.scored, progress.finished) == (0.75, 2, 4)
-    assert progress.counts.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1}
+    counts = progress.tasks.counts
+    assert (counts.mean_reward, counts.scored, progress.finished) == (0.75, 2, 4)
+    assert counts.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1}
     shown = state(progress)
     assert "mean reward 0.750, 1 truncated, 1 unscored, 1 masked" in shown
 
 
 def test_counts_of_several_environments_add_up() -> None:
-    several = [RolloutCounts() for _ in range(2)]
-    for counts, names in zip(several, (["good", "cut"], ["cut", "failed"]), strict=True):
-        for name in names:
-            counts.add_rollout(made(name))
-    total = RolloutCounts.total(several)
+    tasks = CollectedTasks()
+    for environment, names in (("e", ["good", "cut"]), ("f", ["cut", "failed"])):
+        for number, name in enumerate(names):
+            rollout = made(name).model_copy(update={"environment": environment})
+            add(tasks, as_collected(rollout, number))
+    total = tasks.counts
     assert (total.scored, total.reward_sum, total.failed, total.rollouts) == (3, 2.0, 1, 4)
     assert total.mean_reward == pytest.approx(2 / 3)
 
@@ -156,7 +158,7 @@ def test_the_table_of_run() -> None:
 
 
 def test_metrics_of_runs(run: Path) -> None:
-    collected = read_runs([run])
+    collected = read_runs([run]).tasks
     [row], [task] = summary_rows(collected), task_rows(collected)
     counts = {"rollouts": 5, "scored": 2, "masked": 1, "unscored": 1, "truncated": 1, "failed": 1}
     assert row.items() >= counts.items()
@@ -173,7 +175,7 @@ def test_a_permanent_failure_counts_alike_in_a_directory_and_without_one(run: Pa
     *finished, failed = (run / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     (run / "rollouts.jsonl").write_bytes(b"".join(finished))
     (run / "failures.jsonl").write_bytes(orjson.dumps({**orjson.loads(failed), "final": True}) + b"\n")
-    (live,), (kept,) = summary_rows(tasks), summary_rows(read_runs([run]))
+    (live,), (kept,) = summary_rows(tasks), summary_rows(read_runs([run]).tasks)
     counts = RolloutCounts().columns()
     assert {name: live[name] for name in counts} == {name: kept[name] for name in counts}
     assert (live["rollouts"], live["failed"]) == (5, 1)
@@ -181,14 +183,14 @@ def test_a_permanent_failure_counts_alike_in_a_directory_and_without_one(run: Pa
 
 def test_the_report(run: Path) -> None:
     data = ReportData(1, 9)
-    read_tasks(Runs([run]), see=data.add)
+    read_runs([run], see=data.add)
     assert list(data.charts[REWARD]) == [1.0, 0.5]
-    write_report(Runs([run]), run / "report.html", per_task=9)
+    write_report([run], run / "report.html", per_task=9)
     assert ": 1, 0.5, masked, unscored, failed" in (run / "report.html").read_text()
 
 
 def test_the_flat_table(run: Path) -> None:
-    export_dataset(Runs([run]), run / "flat.jsonl")
+    export_dataset(read_runs([run]), run / "flat.jsonl")
     rows = [orjson.loads(line) for line in (run / "flat.jsonl").read_bytes().splitlines()]
     assert [row["reward"] for row in rows] == [1.0, 0.5, None, None]
     parts = [value for row in rows for name, value in row.items() if name.startswith("reward_parts.")]
@@ -202,7 +204,7 @@ def test_verifiers_traces(run: Path) -> None:
     from gymgate.integrations.verifiers.evaluation import metrics_of
     from gymgate.integrations.verifiers.traces import WireTrace, export_traces
 
-    export_traces(Runs([run]), run / "traces.jsonl")
+    export_traces(read_runs([run]), run / "traces.jsonl")
     lines = [orjson.loads(line) for line in (run / "traces.jsonl").read_bytes().splitlines()]
     traces = [line["traces"][0] for line in lines]
     assert [trace["rewards"] for trace in traces[:2]] == [
@@ -212,8 +214,8 @@ def test_verifiers_traces(run: Path) -> None:
     assert [trace["metrics"]["nemo_gym/unscored"] for trace in traces] == [0.0, 0.0, 1.0, 1.0]
     assert [trace["agent"]["trainable"] for trace in traces] == [True, True, False, False]
     assert [trace["ok"] for trace in traces] == [True] * 4
-    metrics, tasks = metrics_of(read_episodes(run, WireTrace))
-    found, [row] = metrics["e"], summary_rows(tasks)
+    tasks, _ = metrics_of(read_episodes(run, WireTrace))
+    found, [row] = tasks.counts, summary_rows(tasks)
     assert (row["mean_reward"], row["scored"], row["failed"]) == (0.75, 2, 0)
     assert (found.mean_reward, found.scored, found.reward_sum) == (0.75, 2, 1.5)
     assert found.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1}
@@ -222,7 +224,8 @@ def test_verifiers_traces(run: Path) -> None:
 @pytest.mark.parametrize("name", NO_SCORE)
 def test_gyms_own_form_and_back(name: str) -> None:
     """Gym requires a number beside a mask; its profiler leaves those rows out, and so do we."""
-    line = to_gym(Attempt.of(as_collected(made(name))), {"_ng_task_index": 0, "_ng_rollout_index": 0})
+    attempt = Attempt.model_construct(**as_collected(made(name)).__dict__)
+    line = to_gym(attempt, {"_ng_task_index": 0, "_ng_rollout_index": 0})
     assert line.get("mask_sample", False) is (name == "masked")
     assert line["reward"] == (0.0 if name == "masked" else None)
     assert outcome_of(from_gym(line, Path("x"), 1)).reward is None
@@ -278,6 +281,9 @@ def test_verl(name: str) -> None:
 
 
 def test_an_evaluation_counts_what_failed_apart() -> None:
-    collected = _by_task([as_collected(made(name), number) for number, name in enumerate(FIELDS)], {})
-    [task] = collected.tasks.values()
-    assert (task.failed, len(task.scores), len(collected.lost)) == (1, len(FINISHED), 1)
+    rollouts = [as_collected(made(name), number) for number, name in enumerate(FIELDS)]
+    tasks = CollectedTasks()
+    for rollout in rollouts:
+        add(tasks, rollout)
+    [task] = tasks.tasks.values()
+    assert (task.failed, len(task.scores), len([*_failed_note(rollouts)])) == (1, len(FINISHED), 1)

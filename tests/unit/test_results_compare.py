@@ -61,7 +61,7 @@ def make_run(
 
 
 def compared(first: Path, second: Path) -> Comparison:
-    return compare(read_runs([first]), read_runs([second]))
+    return compare(read_runs([first]).tasks, read_runs([second]).tasks)
 
 
 def made(seed: int, effect: float, rows: int = 40, repeats: int = 4) -> tuple[Rewards, Rewards]:

@@ -19,7 +19,7 @@ from gymgate.results.page import keyed
 from gymgate.results.report import report_parts, title_of
 from gymgate.results.report_data import ReportData
 from gymgate.results.view import ReportView, VersionedPage
-from gymgate.runs.aggregate import Runs, read_tasks
+from gymgate.runs.aggregate import read_runs
 from gymgate.runs.record import read_values
 
 
@@ -58,12 +58,10 @@ def growing_parts(report: GrowingReport) -> tuple[str, list[Any]]:
 
 def whole_parts(path: Path) -> tuple[str, list[Any]]:
     """What a report of all that is there says; rollouts of a run under way are not called missing."""
-    runs, data = Runs([path], first_of_overlap=True), ReportData(50, 4)
-    collected = read_tasks(runs, see=data.add)
-    for attempt in runs.failed_attempts():
-        data.add_failure(attempt)
-    parts = orjson.loads(orjson.dumps([*report_parts(runs, collected, data, ended=not collected.missing)]))
-    return title_of(collected), [
+    data = ReportData(50, 4)
+    runs = read_runs([path], first_of_overlap=True, see=data.add, see_attempt=data.add_failure)
+    parts = orjson.loads(orjson.dumps([*report_parts(runs, data, ended=not runs.missing)]))
+    return title_of(runs), [
         part for part in parts if not str(part.get("note")).endswith("rollouts are missing")
     ]
 

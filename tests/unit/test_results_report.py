@@ -26,9 +26,11 @@ from gymgate.results.page import LONGEST_TEXT
 from gymgate.results.report import _headline, write_report
 from gymgate.results.report_data import SECONDS, ReportData, time_split
 from gymgate.rollouts.transcript import Entry, transcript
-from gymgate.runs.aggregate import Runs
+from gymgate.runs import aggregate
+from gymgate.runs.aggregate import read_runs
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.costs import StoredCall
+from gymgate.runs.score import score_of
 from gymgate.runs.tasks import CollectedTasks
 
 HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
@@ -302,14 +304,14 @@ def test_conversations_are_in_the_order_of_tasks_and_repeats(tmp_path: Path, see
     for file, content in (("rollouts.jsonl", lines), ("failures.jsonl", failures)):
         random.Random(seed).shuffle(content)
         (run / file).write_bytes(b"".join(each + b"\n" for each in content))
-    write_report(Runs([run]), tmp_path / "r.html", tasks=3, per_task=2)
+    write_report([run], tmp_path / "r.html", tasks=3, per_task=2)
     shown = [
         (name.partition(" ")[0], [each["label"] for each in rollouts])
         for name, rollouts in conversations_of(tmp_path / "r.html")
     ]
     first = ["repeat 0", "repeat 1"]
     assert shown == [("hello:1", first), ("hello:2", first), ("hello:3", [*first, "repeat 7", "repeat 8"])]
-    write_report(Runs([run]), tmp_path / "r.html", tasks=0)
+    write_report([run], tmp_path / "r.html", tasks=0)
     assert conversations_of(tmp_path / "r.html") == []
 
 
@@ -319,7 +321,7 @@ def test_every_environment_has_conversations_of_its_first_rows(tmp_path: Path) -
         described = orjson.loads((tmp_path / name / "run.json").read_bytes())
         described["settings"]["policy"]["model"] = "m"
         (tmp_path / name / "run.json").write_bytes(orjson.dumps(described))
-    write_report(Runs([tmp_path / "b", tmp_path / "a"]), tmp_path / "r.html", tasks=4)
+    write_report([tmp_path / "b", tmp_path / "a"], tmp_path / "r.html", tasks=4)
     names = [name.partition(" ")[0] for name, _ in conversations_of(tmp_path / "r.html")]
     assert names == ["a:1", "a:2", "b:1", "b:2"]
 
@@ -330,7 +332,7 @@ def test_a_report_says_what_was_expected_and_what_the_verifier_took(tmp_path: Pa
     for line in lines:
         line["result"] |= {"expected_answer": "B", "extracted_answer": "AB"[line["repeat"] % 2]}
     (run / "rollouts.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-    write_report(Runs([run]), tmp_path / "r.html", command="gymgate report run")
+    write_report([run], tmp_path / "r.html", command="gymgate report run")
     [(_, rollouts), _] = conversations_of(tmp_path / "r.html")
     assert [(each["expected"], each["extracted"]) for each in rollouts[:2]] == [("B", "A"), ("B", "B")]
     tasks, settings = tables_of(tmp_path / "r.html")[-2:]
@@ -343,7 +345,7 @@ def test_a_report_begins_with_the_result_and_says_that_example_rows_are_none(tmp
     described = orjson.loads((run / "run.json").read_bytes())
     described["settings"]["sources"] = ["example"]
     (run / "run.json").write_bytes(orjson.dumps(described))
-    write_report(Runs([run]), tmp_path / "r.html", per_task=9)
+    write_report([run], tmp_path / "r.html", per_task=9)
     assert not any("--per-task" in note for note in parts_of(tmp_path / "r.html", "note"))
     [headline] = parts_of(tmp_path / "r.html", "headline")
     assert all(
@@ -363,15 +365,15 @@ def test_tasks_are_named_by_what_differs_between_their_prompts() -> None:
     ):
         fields = {"environment": environment, "row_key": f"{key:016x}", "line": key, "repeat": 0}
         attempt = Attempt.model_validate({**fields, "result": {"responses_create_params": {"input": text}}})
-        data.add(attempt)
-        collected.add(attempt)
+        data.add(attempt, score_of(attempt))
+        collected.add(score_of(attempt))
     names = [*data.task_names(collected.tasks.values()).values()]
     assert names == ["e:0 …Which?", "e:1 …What else?", "e:2", "f:3 Alone."]
 
 
 def test_a_report_reads_without_its_script(tmp_path: Path) -> None:
     """Its sentences, tables and conversations are there as text, hostile ones too."""
-    write_report(Runs([make_run(tmp_path / "run", HOSTILE)]), tmp_path / "r.html")
+    write_report([make_run(tmp_path / "run", HOSTILE)], tmp_path / "r.html")
     [static] = re.findall(r"<noscript>(.*)</noscript>", (tmp_path / "r.html").read_text(), re.DOTALL)
     page = Elements(static)
     assert page.tags["script"] == page.tags["img"] == 0
@@ -386,7 +388,8 @@ def test_a_task_has_the_first_words_of_any_of_its_rollouts() -> None:
     place = {"environment": "e", "row_key": "0" * 16, "status": "completed", "calls": []}
     for repeat, words in enumerate((None, "Which?", "Other")):
         result = None if words is None else {"responses_create_params": {"input": words}}
-        data.add(Attempt.model_validate({**place, "repeat": repeat, "result": result}))
+        attempt = Attempt.model_validate({**place, "repeat": repeat, "result": result})
+        data.add(attempt, score_of(attempt))
     assert [*data.openings.values()] == ["Which?"]
 
 
@@ -394,12 +397,17 @@ def test_runs_that_overlap_are_counted_once_everywhere_and_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, page = make_run(tmp_path / "run"), tmp_path / "r.html"
-    passes = []
-    rollouts = Runs.rollouts
-    monkeypatch.setattr(Runs, "rollouts", lambda self: passes.append(self) or rollouts(self))
+    passes: list[int] = []
+    read = aggregate._read
+
+    def counted(runs: Any, **options: Any) -> Any:
+        passes.append(len(runs))
+        return read(runs, **options)
+
+    monkeypatch.setattr(aggregate, "_read", counted)
     done = CliRunner().invoke(command, [str(run), str(run), "--overlap", "first", "-o", str(page)])
     assert done.exit_code == 0, done.output
-    assert len(passes) == 1
+    assert passes.count(2) == 1
     assert tables_of(page)[0][0]["rollouts"] == 13
     assert {chart["count"] for chart in parts_of(page, "histogram")} == {12}
     assert [len(rollouts) for _, rollouts in conversations_of(page)] == [5, 4, 4]
@@ -407,7 +415,7 @@ def test_runs_that_overlap_are_counted_once_everywhere_and_read_once(
 
 def test_a_report_of_hostile_rollouts_holds_them_as_data(tmp_path: Path) -> None:
     run, path = make_run(tmp_path / "run", HOSTILE), tmp_path / "r.html"
-    write_report(Runs([run]), path)
+    write_report([run], path)
     text = path.read_text()
     page = Elements(text)
     assert (page.tags["script"], page.tags["img"]) == (2, 0)
@@ -424,7 +432,7 @@ def test_a_report_of_hostile_rollouts_holds_them_as_data(tmp_path: Path) -> None
 
 def test_long_texts_and_many_tasks_are_bounded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "x" * 50_000, tasks=5)
-    write_report(Runs([run]), tmp_path / "r.html", tasks=1, per_task=2)
+    write_report([run], tmp_path / "r.html", tasks=1, per_task=2)
     [(_, rollouts)] = conversations_of(tmp_path / "r.html")
     assert len(rollouts) == 3
     assert any("--per-task" in note for note in parts_of(tmp_path / "r.html", "note"))
@@ -438,7 +446,7 @@ def test_a_flat_table_can_be_joined_with_others(tmp_path: Path) -> None:
         line["result"] |= {"expected_answer": ["B"], "extracted_answer": "A"}
         line["reward_parts"] = {"form": 0.5} if line["repeat"] else {}
     (run / "rollouts.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-    export_dataset(Runs([run]), tmp_path / "t.csv")
+    export_dataset(read_runs([run]), tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="") as file:
         first, second, *_ = csv.DictReader(file)
     assert [*first] == [*COLUMNS, "reward_parts.form"]
@@ -458,7 +466,7 @@ def test_a_flat_table_has_no_reward_that_does_not_count(tmp_path: Path) -> None:
         line |= {"reward": 1.0, "reward_parts": {"form": 0.5}}
     lines[0]["status"] = "masked"
     (tmp_path / "kept.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-    assert export_dataset(Runs([tmp_path / "kept.jsonl"]), tmp_path / "t.csv") == 4
+    assert export_dataset(read_runs([tmp_path / "kept.jsonl"]), tmp_path / "t.csv") == 4
     with (tmp_path / "t.csv").open(newline="") as file:
         rows = [*csv.DictReader(file)]
     assert [row["reward"] for row in rows] == ["", "1.0", "1.0", "1.0"]
@@ -469,7 +477,7 @@ def test_a_flat_table_has_no_reward_that_does_not_count(tmp_path: Path) -> None:
 def test_a_table_in_batches_has_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     monkeypatch.setattr(tables, "BATCH", 5)
-    assert export_dataset(Runs([make_run(tmp_path / "run")]), tmp_path / "t.parquet") == 12
+    assert export_dataset(read_runs([make_run(tmp_path / "run")]), tmp_path / "t.parquet") == 12
     assert tables.columns_of([{"a": 1}, {"b": 1, "a": 2}]) == ["b", "a"]
 
 
@@ -479,13 +487,14 @@ def test_what_is_not_known_is_not_shown(tmp_path: Path) -> None:
     described = orjson.loads((run / "run.json").read_bytes())
     described["settings"] |= {"limits": {"timeout_s": 5, "max_calls": None}}
     (run / "run.json").write_bytes(orjson.dumps(described))
-    write_report(Runs([run]), tmp_path / "r.html")
+    write_report([run], tmp_path / "r.html")
     names = {row["setting"] for row in tables_of(tmp_path / "r.html")[-1]}
     assert "limits.timeout_s" in names
     assert "limits.max_calls" not in names
     data = ReportData(1, 1)
     line = orjson.loads((run / "rollouts.jsonl").read_bytes().splitlines()[0])
-    data.add(Attempt.read({**line, "timing": {"total_s": 0.0}}, run, 1))
+    attempt = Attempt.read({**line, "timing": {"total_s": 0.0}}, run, 1)
+    data.add(attempt, score_of(attempt))
     assert not data.charts[SECONDS]
     row = {"environment": "e", "tasks": 2, "rollouts": 3, "mean_reward": None, "mean_reward_se": None}
     assert " x 2" in _headline(row, {2}, "m", is_example=False)
@@ -497,7 +506,7 @@ def test_a_dataset_of_rollouts(tmp_path: Path, ending: str) -> None:
     datasets = pytest.importorskip("datasets")
     run = make_run(tmp_path / "run")
     path = tmp_path / f"rollouts{ending}"
-    assert export_dataset(Runs([run]), path) == 12
+    assert export_dataset(read_runs([run]), path) == 12
     loader = "parquet" if ending == ".parquet" else "json"
     loaded = datasets.load_dataset(
         loader, data_files=str(path), split="train", cache_dir=str(tmp_path / "cache")
@@ -509,7 +518,7 @@ def test_a_dataset_of_rollouts(tmp_path: Path, ending: str) -> None:
     ]
     assert sum(loaded["reward"]) == 3.0
     with pytest.raises(ConfigError, match=r"rollouts\.txt"):
-        export_dataset(Runs([run]), tmp_path / "rollouts.txt")
+        export_dataset(read_runs([run]), tmp_path / "rollouts.txt")
 
 
 def test_a_report_of_replayed_answers_says_so(tmp_path: Path) -> None:
@@ -517,7 +526,7 @@ def test_a_report_of_replayed_answers_says_so(tmp_path: Path) -> None:
     described = orjson.loads((run / "run.json").read_bytes())
     described["settings"]["policy"] = {"type": "replay"}
     (run / "run.json").write_bytes(orjson.dumps(described))
-    write_report(Runs([run]), tmp_path / "r.html")
+    write_report([run], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     assert " on hello, 2023-11-14</title>" in text
     assert "replayed" in text
@@ -589,7 +598,7 @@ document.querySelector("th").click();
 @pytest.mark.heavy
 def test_a_report_opens_in_a_browser_filters_and_sorts(tmp_path: Path) -> None:
     browser, path = chromium(tmp_path), tmp_path / "r.html"
-    write_report(Runs([make_run(tmp_path / "run", HOSTILE)]), path)
+    write_report([make_run(tmp_path / "run", HOSTILE)], path)
     text = dumped(browser, path)
     assert "<title>run</title>" not in text
     shown = Elements(text)
@@ -643,5 +652,5 @@ def test_no_role_and_no_number_of_tasks_stops_a_page(tmp_path: Path) -> None:
 def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rollouts.jsonl").touch()
     with pytest.raises(DataError, match="no rollouts"):
-        write_report(Runs([tmp_path / "rollouts.jsonl"]), tmp_path / "r.html")
+        write_report([tmp_path / "rollouts.jsonl"], tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()

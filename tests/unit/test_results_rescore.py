@@ -326,7 +326,7 @@ def test_a_note_on_the_run_and_one_on_its_tasks_are_both_printed(
     directory.mkdir()
     (directory / "run.json").write_bytes(orjson.dumps({"format": 1, "settings": {}, "extent": {}}))
     (directory / "rollouts.jsonl").write_bytes((tmp_path / "r.jsonl").read_bytes())
-    rescoring.progress.tasks = read_runs([directory])
+    rescoring.progress.tasks = read_runs([directory]).tasks
     end = RunEnd(interrupted=False, error=None)
     with contextlib.suppress(click.exceptions.Exit):
         finish(rescoring, end, None, ks=None, as_json=False, wide=False, note="1 diverged")

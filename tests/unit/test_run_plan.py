@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from gymgate.cli import cli
 from gymgate.cli.metrics_tables import print_causes, print_results
-from gymgate.cli.rollout_commands import summary_of
+from gymgate.cli.rollout_commands import run_output
 from gymgate.cli.texts import parse_judges
 from gymgate.core.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.core.errors import ConfigError, DataError
@@ -100,11 +100,11 @@ def rollout(environment: str, reward: float | None, error: str | None = None) ->
     return Rollout(id="x", environment=environment, agent="a", status=status, reward=reward, error=failed)
 
 
-def count(progress: RunProgress, one: Rollout) -> None:
+def count(progress: RunProgress, one: Rollout, repeat: int) -> None:
     if one.error is None:
-        progress.count(as_collected(one))
+        progress.count(as_collected(one, repeat))
     else:
-        progress.count_failure(as_collected(one), final=True)
+        progress.count_failure(as_collected(one, repeat), final=True)
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,11 +122,11 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
             *(rollout("a", 0.0).model_copy(update={"status": "masked", "result": each}) for each in results),
         )
     ):
-        count(progress, one)
+        count(progress, one, number)
         add(tasks, as_collected(one, number, str(number % 2)))
     rows = summary_rows(tasks)
     print_results(rows, replayed=False)
-    print_causes(progress.counts.causes)
+    print_causes(progress.tasks.counts.causes)
     out, err = capsys.readouterr()
     head, a, b, whole = out.splitlines()
     counts = ["environment", "rollouts", "failed", "masked", "unscored", "truncated"]
@@ -139,7 +139,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     run: Any = SimpleNamespace(
         progress=progress, replayed=False, directory=None, plan=SimpleNamespace(invalid=())
     )
-    summary = summary_of(run, rows, (), None, interrupted=True, error=None)
+    summary = run_output(run, rows, (), None, interrupted=True, error=None)
     assert {*summary.environments} == {"a", "b"}
     assert summary.environments["b"]["mean_reward"] == pytest.approx(2 / 3)
     counted = {"rollouts": 4, "failed": 0, "masked": 0, "unscored": 1, "truncated": 1}

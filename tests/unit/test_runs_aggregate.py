@@ -21,9 +21,10 @@ from gymgate.core.extras import install_command
 from gymgate.results import tables
 from gymgate.results.report import write_report
 from gymgate.runs import statistics as st
-from gymgate.runs.aggregate import Runs, read_runs
+from gymgate.runs.aggregate import read_runs
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.metrics import keep, notes_on_tasks, numbered, parse_bounds, summary_rows, task_rows
+from gymgate.runs.score import score_of
 from gymgate.runs.tasks import CollectedTasks
 
 SETTINGS = {"policy": {"type": "http", "model": "m"}}
@@ -63,7 +64,7 @@ def test_a_rollout_more_of_a_task_takes_few_bytes() -> None:
         for repeat in repeats:
             for key in range(50):
                 reward, answer = float((key + repeat) % 2), "B" * (repeat % 2)
-                collected.add(Attempt.read(line(key, repeat, reward, answer=answer), Path("r"), 1))
+                collected.add(score_of(Attempt.read(line(key, repeat, reward, answer=answer), Path("r"), 1)))
         return tracemalloc.get_traced_memory()[0] - before
 
     tracemalloc.start()
@@ -131,7 +132,7 @@ def test_shards_give_what_one_run_gives(tmp_path: Path) -> None:
     shuffled = random.Random(4).sample(lines, len(lines))
     for part in range(3):
         write_run(tmp_path / "parts" / f"shard-{part + 1}-of-3", shuffled[part::3])
-    one, parts = read_runs([whole]), read_runs([tmp_path / "parts"])
+    one, parts = read_runs([whole]).tasks, read_runs([tmp_path / "parts"]).tasks
     assert list(task_rows(one)) == list(task_rows(parts))
     assert summary_rows(one) == summary_rows(parts)
     [row] = summary_rows(one)
@@ -149,7 +150,7 @@ def test_an_attempt_that_reached_no_environment_is_of_that_of_its_row(tmp_path: 
         "final": False,
         "error": {"kind": "timeout"},
     }
-    collected = read_runs([write_run(tmp_path, [line(0, 0, 1.0)], failures=[attempt])])
+    collected = read_runs([write_run(tmp_path, [line(0, 0, 1.0)], failures=[attempt])]).tasks
     [usage] = collected.usage.rows({})
     assert (usage.environment, usage.rollouts) == ("mcqa", 2)
 
@@ -166,7 +167,7 @@ def test_the_interval_of_a_pass_rate_stays_between_0_and_1(
         for k, count in enumerate(passes)
         for r in range(4 if low is not None else 3)
     ]
-    [row] = summary_rows(read_runs([write_run(tmp_path, lines)]))
+    [row] = summary_rows(read_runs([write_run(tmp_path, lines)]).tasks)
     width = st.Z95 * row["pass@1_se"]
     assert row["pass@1_ci95_low"] == pytest.approx(row["pass@1"] - width if low is None else low)
     assert row["pass@1_ci95_high"] == pytest.approx(row["pass@1"] + width if high is None else high)
@@ -175,14 +176,14 @@ def test_the_interval_of_a_pass_rate_stays_between_0_and_1(
 
 def test_tasks_that_end_pass_at_k_early_are_counted(tmp_path: Path) -> None:
     lines = [line(key, repeat, 1.0) for key, count in enumerate((4, 4, 2, 1)) for repeat in range(count)]
-    (note,) = notes_on_tasks(read_runs([write_run(tmp_path / "run", lines)]))
+    (note,) = notes_on_tasks(read_runs([write_run(tmp_path / "run", lines)]).tasks)
     assert {int(number) for number in re.findall(r"\d+", note)} == {1, 2, 4}
     assert "2 of 4 tasks" in note
 
 
 def test_graded_rewards_have_a_mean_over_rollouts_and_an_interval_beyond_1(tmp_path: Path) -> None:
     lines = [line(0, repeat, 7.0) for repeat in range(3)] + [line(1, 0, 3.0)]
-    [row] = summary_rows(read_runs([write_run(tmp_path / "run", lines)]))
+    [row] = summary_rows(read_runs([write_run(tmp_path / "run", lines)]).tasks)
     assert (row["mean_reward"], row["pass@1"]) == (6.0, 5.0)
     assert row["pass@1_ci95_low"] < 3 < 7 < row["pass@1_ci95_high"]
 
@@ -192,7 +193,7 @@ def test_the_first_rollouts_of_a_task_are_those_of_its_first_seed(tmp_path: Path
     rewards = {(0, 0): 0.1, (0, 1): 0.9, (1, 0): 0.2, (1, 1): 0.3}
     lines = [line(0, repeat, reward, seed=seed) for (seed, repeat), reward in rewards.items()]
     for order in (lines, lines[::-1]):
-        [row] = task_rows(read_runs([write_run(tmp_path / "run", order)]))
+        [row] = task_rows(read_runs([write_run(tmp_path / "run", order)]).tasks)
         assert (row["rewards"], row["pass@2"]) == ([*rewards.values()], 0.9)
 
 
@@ -201,12 +202,12 @@ def test_what_has_no_answer_has_no_vote_and_long_answers_are_told_apart(tmp_path
     same, other = "x" * 100 + "a", "x" * 100 + "b"
     lines = [line(0, repeat, 0.0, result={"extracted_answer": None}) for repeat in range(3)]
     lines += [line(0, 3, 0.0, answer=other), line(0, 4, 1.0, answer=same), line(0, 5, 1.0, answer=same)]
-    [row] = task_rows(read_runs([write_run(tmp_path / "run", lines)]))
+    [row] = task_rows(read_runs([write_run(tmp_path / "run", lines)]).tasks)
     assert row["maj@6"] == 1.0
     lines = [line(0, repeat, 1.0, answer=f"{'x' * 100}{repeat}") for repeat in range(2)]
     lines += [line(0, repeat, 0.0, answer="short") for repeat in (2, 3, 4)]
     lines += [line(0, repeat, 1.0, answer=f"{'x' * 100}{repeat}") for repeat in (5, 6)]
-    [row] = task_rows(read_runs([write_run(tmp_path / "run", lines)]))
+    [row] = task_rows(read_runs([write_run(tmp_path / "run", lines)]).tasks)
     assert row["maj@7"] == 0.0, "three short answers are more than four long ones that only begin alike"
 
 
@@ -216,7 +217,7 @@ def test_calls_and_tokens_are_the_policys_over_all_that_finished(tmp_path: Path)
         {"model_server": "judge", "usage": {"output_tokens": 500}},
     ]
     lines = [line(0, 0, 1.0, calls=calls), line(0, 1, 0.0, calls=calls, status="masked")]
-    [row] = task_rows(read_runs([write_run(tmp_path / "run", lines)]))
+    [row] = task_rows(read_runs([write_run(tmp_path / "run", lines)]).tasks)
     assert (row["mean_calls"], row["mean_output_tokens"]) == (1.0, 10.0)
 
 
@@ -227,7 +228,9 @@ def test_a_rollout_that_was_only_tried_is_missing_and_counts_once(tmp_path: Path
     collected = read_runs([run])
     assert (collected.lost, len(collected.missing)) == ([], 1)
     assert "1 of 2" in collected.missing[0]
-    assert len([*Runs([run, run], first_of_overlap=True).failed_attempts()]) == 1
+    tried_once: list[Attempt] = []
+    read_runs([run, run], first_of_overlap=True, see_attempt=tried_once.append)
+    assert len(tried_once) == 1
 
 
 def test_what_is_not_measured_is_counted_apart(tmp_path: Path) -> None:
@@ -246,7 +249,7 @@ def test_what_is_not_measured_is_counted_apart(tmp_path: Path) -> None:
         extent={"rollouts": 8},
     )
     collected = read_runs([run])
-    [row] = summary_rows(collected)
+    [row] = summary_rows(collected.tasks)
     counts = {name: row[name] for name in ("rollouts", "scored", "masked", "unscored", "truncated", "failed")}
     assert counts == {"rollouts": 6, "scored": 2, "masked": 1, "unscored": 2, "truncated": 1, "failed": 1}
     assert row["mean_reward"] == 1.0
@@ -263,7 +266,7 @@ def test_a_masked_rollout_has_no_vote(tmp_path: Path) -> None:
     run = write_run(
         tmp_path, [masked, *(line(0, r, score, answer=text) for r, (score, text) in enumerate(given, 1))]
     )
-    [row] = task_rows(read_runs([run]))
+    [row] = task_rows(read_runs([run]).tasks)
     assert (row["mean_reward"], row["maj@3"]) == (pytest.approx(2 / 3), 1.0)
 
 
@@ -277,7 +280,7 @@ UNEQUAL = [
 
 def test_every_metric_of_a_row_is_over_the_same_tasks(tmp_path: Path) -> None:
     run = write_run(tmp_path, UNEQUAL)
-    [row] = summary_rows(read_runs([run]))
+    [row] = summary_rows(read_runs([run]).tasks)
     assert (row["tasks"], row["scored_tasks"], row["max_k"]) == (3, 2, 2)
     assert (row["pass@1"], row["pass@2"]) == (pytest.approx(1 / 3), 0.5)
     assert (row["maj@1"], row["maj@2"]) == (0.5, 0.25)
@@ -288,7 +291,7 @@ def test_every_metric_of_a_row_is_over_the_same_tasks(tmp_path: Path) -> None:
 
 def test_a_larger_k_takes_the_tasks_that_have_it(tmp_path: Path) -> None:
     run = write_run(tmp_path, UNEQUAL)
-    [row] = summary_rows(read_runs([run]), (1, 3))
+    [row] = summary_rows(read_runs([run]).tasks, (1, 3))
     assert (row["tasks"], row["scored_tasks"], row["max_k"]) == (3, 1, 3)
     assert (row["pass@1"], row["pass@3"], row["maj@3"]) == (pytest.approx(2 / 3), 1.0, 1.0)
     assert "pass@2" not in row
@@ -305,7 +308,7 @@ def test_the_tasks_that_a_k_leaves_out_are_named(tmp_path: Path) -> None:
     counts = {1: 3, 2: 3, 3: 1, 4: 2, 5: 1, 6: 2}
     lines = [line(key, repeat, 1.0) for key, count in counts.items() for repeat in range(count)]
     lost = {**line(7, 0, None), "final": True, "error": {"kind": "timeout", "type": "T", "message": "m"}}
-    collected = read_runs([write_run(tmp_path / "run", lines, failures=[lost])])
+    collected = read_runs([write_run(tmp_path / "run", lines, failures=[lost])]).tasks
     (note,) = notes_on_tasks(collected, (1, 3))
     assert "5 of 7 tasks" in note
     assert re.findall(r"mcqa:\d+", note) == ["mcqa:4", "mcqa:5", "mcqa:6"]
@@ -315,7 +318,7 @@ def test_the_tasks_that_a_k_leaves_out_are_named(tmp_path: Path) -> None:
     assert "mcqa:8" in few
     done = CliRunner().invoke(command, [str(tmp_path / "run"), "-k", "3", "--json"])
     assert note in orjson.loads(done.stdout)["notes"]
-    whole = read_runs([write_run(tmp_path / "whole", [line(0, 0, 1.0)])])
+    whole = read_runs([write_run(tmp_path / "whole", [line(0, 0, 1.0)])]).tasks
     assert [*notes_on_tasks(whole, (1,))] == []
 
 
@@ -329,7 +332,8 @@ def test_a_k_that_no_task_has_is_the_one_that_is_named(tmp_path: Path) -> None:
 def test_votes_of_several_environments_are_over_all_their_tasks(tmp_path: Path) -> None:
     other = [line(9, r, 1.0, environment="weather") for r in range(2)]
     rows = {
-        row["environment"]: row for row in summary_rows(read_runs([write_run(tmp_path, UNEQUAL + other)]))
+        row["environment"]: row
+        for row in summary_rows(read_runs([write_run(tmp_path, UNEQUAL + other)]).tasks)
     }
     assert (rows["all"]["scored_tasks"], rows["all"]["pass@2"]) == (3, pytest.approx(2 / 3))
     assert "maj@2" in rows["mcqa"]
@@ -348,20 +352,20 @@ def test_a_row_is_one_task_whatever_its_failures_call_the_environment(tmp_path: 
             failures=failures[shard - 1 : shard],
             extent={"shard": [shard, 2]},
         )
-    [task] = read_runs([tmp_path]).ordered()
+    [task] = read_runs([tmp_path]).tasks.ordered()
     assert (task.environment, len(task.scores), task.failed) == ("mcqa", 1, 1)
 
 
 def test_a_rollout_that_failed_permanently_in_two_runs_failed_once(tmp_path: Path) -> None:
     failure = {**line(0, 0, None), "final": True, "error": {"kind": "data"}}
     paths = [write_run(tmp_path / name, [line(0, 1, 1.0)], failures=[failure]) for name in "ab"]
-    runs = Runs(paths, first_of_overlap=True)
-    assert (len([*runs.rollouts()]), len([*runs.failures()])) == (1, 1)
+    runs = read_runs(paths, first_of_overlap=True)
+    assert (len([*runs.rollouts()]), len([*runs.rollouts(failed=True)])) == (1, 2)
 
 
 def test_a_rollout_that_will_be_tried_again_has_not_failed(tmp_path: Path) -> None:
     attempt = {**line(0, 0, None), "final": False, "error": {"kind": "timeout"}}
-    [task] = read_runs([write_run(tmp_path, [line(0, 1, 1.0)], failures=[attempt])]).ordered()
+    [task] = read_runs([write_run(tmp_path, [line(0, 1, 1.0)], failures=[attempt])]).tasks.ordered()
     assert (len(task.scores), task.failed) == (1, 0)
 
 
@@ -392,7 +396,7 @@ def test_overlapping_shards_are_named(tmp_path: Path) -> None:
     second = write_run(tmp_path / "b", [line(0, 1, 0.0), line(0, 2, 0.0)])
     with pytest.raises(ConfigError, match=r"\b1 .*b\b.*a\b.*\(row 0000000000000000 repeat 1\)"):
         read_runs([first, second])
-    collected = read_runs([first, second], first_of_overlap=True)
+    collected = read_runs([first, second], first_of_overlap=True).tasks
     assert [task.rewards() for task in collected.ordered()] == [[1.0, 1.0, 0.0]]
 
 
@@ -453,9 +457,9 @@ def test_a_directory_without_a_run_is_named(tmp_path: Path) -> None:
 
 def test_bounds(tmp_path: Path) -> None:
     run = write_run(tmp_path, [line(k, r, float(r < k)) for k in range(5) for r in range(4)])
-    kept = [task.task for task in keep(read_runs([run]), *parse_bounds("0.1..0.9"))]
+    kept = [task.task for task in keep(read_runs([run]).tasks, *parse_bounds("0.1..0.9"))]
     assert kept == [1, 2, 3]
-    assert [task.task for task in keep(read_runs([run]), *parse_bounds("0.25..0.75"))] == [1, 2, 3]
+    assert [task.task for task in keep(read_runs([run]).tasks, *parse_bounds("0.25..0.75"))] == [1, 2, 3]
     assert parse_bounds("..0.5") == (-math.inf, 0.5)
     for wrong in ("0.5", "a..b", "0.9..0.1"):
         with pytest.raises(ConfigError, match="--keep"):
@@ -478,7 +482,7 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     run = write_run(tmp_path / "r", [line(k, r, float(r < k)) for k in range(3) for r in range(2 + k)])
-    rows = list(task_rows(read_runs([run])))
+    rows = list(task_rows(read_runs([run]).tasks))
     tables.write_table(tmp_path / "t.parquet", rows)
     found = parquet.read_table(tmp_path / "t.parquet").to_pylist()
     assert [row["rewards"] for row in found] == [row["rewards"] for row in rows]
@@ -526,7 +530,7 @@ def test_gym_rollouts_are_read(tmp_path: Path) -> None:
     values += [{**values[-1], "_ng_rollout_index": 2, "agent_ref": {"name": "b"}}]
     path = tmp_path / "rollouts.jsonl"
     path.write_text("".join(_json(value) + "\n" for value in values))
-    row, other, _ = summary_rows(collected := read_runs([path]))
+    row, other, _ = summary_rows(collected := read_runs([path]).tasks)
     assert (row["environment"], row["tasks"], row["pass@2"]) == ("a", 3, pytest.approx(2 / 3))
     assert (other["environment"], other["tasks"]) == ("b", 1)
     assert len({task.row_key for task in collected.ordered()}) == 4, "a task of another agent is another row"
@@ -544,7 +548,7 @@ def test_a_last_line_without_its_ending_counts_once_it_is_whole(tmp_path: Path) 
     ]
     for text, count in (("\n".join(lines), 2), ("\n".join(lines)[:-1], 1)):
         path.write_text(text)
-        [row] = summary_rows(read_runs([path]))
+        [row] = summary_rows(read_runs([path]).tasks)
         assert row["rollouts"] == count
 
 
@@ -578,11 +582,11 @@ def test_gym_failures_are_counted(tmp_path: Path) -> None:
         for task, rollout, attempt in [(0, 0, 1), (1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 0, 1)]
     ]
     (tmp_path / "r_failures.jsonl").write_text("".join(_json(value) + "\n" for value in failures))
-    collected = read_runs([path])
+    collected = read_runs([path]).tasks
     [row] = summary_rows(collected)
     assert (row["tasks"], row["rollouts"], row["failed"]) == (3, 5, 3)
     assert [task.failed for task in collected.ordered()] == [0, 2, 1]
-    write_report(Runs([path]), tmp_path / "report.html")
+    write_report([path], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "agent_run_error" in page
     assert "500, attempt 1" in page
@@ -604,7 +608,7 @@ def test_each_rollout_has_an_answer_field_of_its_own(tmp_path: Path) -> None:
     for order in (lines, lines[::-1]):
         collected = CollectedTasks()
         for line in order:
-            collected.add(Attempt.read(line, Path("r"), 1))
+            collected.add(score_of(Attempt.read(line, Path("r"), 1)))
         [row] = task_rows(collected)
         found.append({name: value for name, value in row.items() if name.startswith("maj")})
     assert found[0] == found[1]
@@ -625,9 +629,9 @@ def test_a_file_of_the_run_command_is_read(tmp_path: Path) -> None:
     failed = {**line(2, 1, 0.0), "status": "failed", "reward": None, "error": {"kind": "policy"}}
     lines = [line(k, r, float(r < k)) for k in range(3) for r in range(2) if (k, r) != (2, 1)]
     path.write_text("".join(_json(value) + "\n" for value in [*lines, failed]))
-    [row] = summary_rows(read_runs([path]))
+    [row] = summary_rows(read_runs([path]).tasks)
     assert (row["environment"], row["tasks"], row["rollouts"], row["failed"]) == ("mcqa", 3, 6, 1)
-    write_report(Runs([path]), tmp_path / "report.html")
+    write_report([path], tmp_path / "report.html")
     assert "mcqa" in (tmp_path / "report.html").read_text()
 
 
@@ -648,7 +652,7 @@ def test_a_carriage_return_ends_no_line_of_a_csv_file(tmp_path: Path) -> None:
 def test_a_table_is_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     """Tasks in that of the input, whatever their lines; k from the smallest on; and the range of a task's rewards."""
     lines = [line(key, repeat, float(repeat), line=9 - key) for key in range(2) for repeat in range(16)]
-    collected = read_runs([write_run(tmp_path, lines)])
+    collected = read_runs([write_run(tmp_path, lines)]).tasks
     assert [row["row_key"][-1] for row in task_rows(collected)] == ["0", "1"]
     assert {(row["min_reward"], row["max_reward"]) for row in task_rows(collected)} == {(0.0, 15.0)}
     assert numbered("pass@", summary_rows(collected)) == ["pass@1", "pass@2", "pass@4", "pass@8", "pass@16"]
@@ -657,8 +661,8 @@ def test_a_table_is_in_the_order_of_its_numbers(tmp_path: Path) -> None:
 def test_a_run_of_unknown_size_has_none(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", [line(0, 0, 1.0)], extent={"rollouts": 4})
     other = write_run(tmp_path / "other", [line(1, 0, 1.0)])
-    assert Runs([one]).planned == 4
-    assert Runs([one, other]).planned is None
+    assert read_runs([one]).planned == 4
+    assert read_runs([one, other]).planned is None
 
 
 def test_a_rollout_of_another_environment_is_no_duplicate(tmp_path: Path) -> None:
@@ -671,12 +675,15 @@ def test_a_rollout_of_another_environment_is_no_duplicate(tmp_path: Path) -> Non
 
 def test_a_rollout_counts_once_whatever_came_before() -> None:
     """It failed for ever in two shards, and finished in the end."""
-    collected, failed = CollectedTasks(), line(0, 0, None, status="failed")
+    collected, error = CollectedTasks(), {"kind": "policy", "type": "PolicyError", "message": "gone"}
+    failed = line(0, 0, None, status="failed", error=error)
     for _ in range(2):
-        collected.fail(Attempt.read(failed, Path("r"), 1))
+        collected.add(score_of(Attempt.read(failed, Path("r"), 1)))
         assert collected.counts.outcomes["failed"] == 1
-    collected.add(Attempt.read(line(0, 0, 1.0), Path("r"), 1))
+        assert collected.counts.causes == {"PolicyError: gone": 1}
+    collected.add(score_of(Attempt.read(line(0, 0, 1.0), Path("r"), 1)))
     assert collected.counts.outcomes["failed"] == 0
+    assert not collected.counts.causes
 
 
 def test_a_list_of_rows_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ from gymgate.results.growing import GrowingReport
 from gymgate.results.report_data import CALLS, TOKENS, ReportData
 from gymgate.results.rescore import StoredRun
 from gymgate.rollouts.row import TaskKey, row_key
-from gymgate.runs.aggregate import Runs, read_runs, read_tasks
-from gymgate.runs.attempts import Attempt
+from gymgate.runs.aggregate import read_runs
+from gymgate.runs.attempts import Attempt, task_name
 from gymgate.runs.gym_rollouts import RolloutNumbers
 from gymgate.runs.metrics import summary_rows, task_rows
 from gymgate.runs.rows import RowReader
+from gymgate.runs.score import score_of
 from gymgate.runs.store import open_run
 from gymgate.runs.summary import summarize
 
@@ -68,14 +69,14 @@ def test_no_seed_is_not_seed_0(tmp_path: Path) -> None:
     both = stored(tmp_path / "both", [seedless, *seeded])
     other = stored(tmp_path / "other", [*seeded[::-1], {**seedless, "reward": 0.5}])
     for first, second, difference in ((both, other, -0.5 / 3), (other, both, 0.5 / 3)):
-        [row] = compare(read_runs([first]), read_runs([second])).rows
+        [row] = compare(read_runs([first]).tasks, read_runs([second]).tasks).rows
         assert (row["pairs"], row["difference"]) == (3, pytest.approx(difference))
-    runs = Runs([both])
+    runs = read_runs([both])
     numbering = RolloutNumbers(runs)
     assert [numbering.of(attempt)["_ng_rollout_index"] for attempt in runs.rollouts()] == [0, 1, 2]
     alone, seeds = stored(tmp_path / "alone", [seedless]), stored(tmp_path / "seeds", seeded)
     with pytest.raises(DataError, match="seeds"):
-        compare(read_runs([alone]), read_runs([seeds]))
+        compare(read_runs([alone]).tasks, read_runs([seeds]).tasks)
 
 
 def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
     named = {"agent_ref": {"name": "a"}, "_ng_task_index": 0, "_ng_rollout_index": 0, "reward": 1.0}
     append(gym, orjson.dumps(named) + b"\n")
     unknown = {"mean_calls": None, "mean_output_tokens": None, "mean_seconds": None}
-    [row] = task_rows(read_runs([gym]))
+    [row] = task_rows(read_runs([gym]).tasks)
     assert row.items() >= unknown.items()
     assert [*_charts(gym)[TOKENS]] == []
     assert (
@@ -100,7 +101,7 @@ def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
         [whole_line(0, 0), whole_line(0, 1, calls=[silent])],
         [failure(1, 0, final=True)],
     )
-    known, failed = task_rows(read_runs([run]))
+    known, failed = task_rows(read_runs([run]).tasks)
     assert (known["mean_calls"], known["mean_output_tokens"], known["mean_seconds"]) == (1.0, 7.0, 2.0)
     assert failed.items() >= unknown.items()
     assert [*_charts(run)[TOKENS]] == [7.0]
@@ -108,7 +109,7 @@ def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
 
 def _charts(path: Path) -> dict[str, Any]:
     data = ReportData(tasks=1, per_task=1)
-    read_tasks(Runs([path]), see=data.add)
+    read_runs([path], see=data.add)
     return {**data.charts}
 
 
@@ -125,9 +126,9 @@ def test_failures_count_alike_in_a_directory_and_a_file(tmp_path: Path) -> None:
     file = tmp_path / "file.jsonl"
     append(file, b"".join(orjson.dumps(value) + b"\n" for value in [*finished, *lost]))
     for run in (directory, file):
-        [row] = compare(read_runs([base]), read_runs([run])).rows
+        [row] = compare(read_runs([base]).tasks, read_runs([run]).tasks).rows
         assert (row["pairs"], row["left_out"], row["failed_second"]) == (2, 2, 2)
-        [metrics] = summary_rows(read_runs([run]))
+        [metrics] = summary_rows(read_runs([run]).tasks)
         assert (metrics["rollouts"], metrics["failed"], metrics["scored"]) == (4, 2, 2)
         parts = _parts(run)
         assert len(_charts(run)[CALLS]) == 2
@@ -200,7 +201,7 @@ def test_an_export_of_records_is_read_as_the_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(export, [str(run), "--to", "jsonl", "-o", str(output)])
     assert done.exit_code == 0, done.output
     assert output.read_bytes() == (run / "rollouts.jsonl").read_bytes()
-    assert summary_rows(read_runs([output])) == summary_rows(read_runs([run]))
+    assert summary_rows(read_runs([output]).tasks) == summary_rows(read_runs([run]).tasks)
 
 
 @pytest.mark.parametrize("name", ["total_s", "started_s", "finished"])
@@ -209,7 +210,7 @@ def test_a_time_that_no_calendar_has_is_refused(tmp_path: Path, name: str) -> No
     fields = {"total_s": {"timing": {name: 1e13}}, "started_s": {"calls": [{**CALL, name: 1e13}]}}
     run = stored(tmp_path / "run", [whole_line(0, 0, **fields.get(name, {name: 1e13}))])
     with pytest.raises(DataError, match=name):
-        [*Runs([run]).rollouts()]
+        [*read_runs([run]).rollouts()]
 
 
 WRONG = [None, "", "x", -1, 0.5, 1e300, 2**70, True, [], [1], {}, {"a": 1}, [{"usage": 5}], [None]]
@@ -331,7 +332,7 @@ def test_a_refused_call_samples_nothing() -> None:
     refused = {**CALL, "status_code": 400, "usage": {}}
     broken = {**refused, "status_code": 500}
     counts = [
-        Attempt.read(whole_line(0, 0, calls=[CALL, call]), Path("r"), 1).output_tokens
+        score_of(Attempt.read(whole_line(0, 0, calls=[CALL, call]), Path("r"), 1)).output_tokens
         for call in (refused, broken)
     ]
     assert counts == [7, None]
@@ -339,4 +340,5 @@ def test_a_refused_call_samples_nothing() -> None:
 
 def test_a_failure_needs_no_error_and_an_equal_row_has_its_number() -> None:
     attempt = Attempt.read(whole_line(0, 0, status="failed", occurrence=1), Path("r"), 1)
-    assert (attempt.has_failed, attempt.task_name) == (True, "e:1#2")
+    name = task_name(attempt.environment, attempt.line, attempt.occurrence)
+    assert (attempt.has_failed, name) == (True, "e:1#2")

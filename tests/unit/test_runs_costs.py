@@ -22,6 +22,7 @@ from gymgate.runs.plan import Identity, PlannedRollout
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.progress_display import state
 from gymgate.runs.record import collected, failure_line, to_line
+from gymgate.runs.score import score_of
 from support.collecting import as_collected
 from support.json_output import read_output
 
@@ -44,7 +45,7 @@ def call(
 
 
 def usages(path: Path, prices: dict[str, Price] = PRICES) -> dict[tuple[str, str], TokenUsage]:
-    return {(row.environment, row.model_server): row for row in read_runs([path]).usage.rows(prices)}
+    return {(row.environment, row.model_server): row for row in read_runs([path]).tasks.usage.rows(prices)}
 
 
 def test_costs_by_environment_and_in_all_with_judges_apart(tmp_path: Path) -> None:
@@ -80,10 +81,10 @@ def test_a_rollout_that_called_no_model_used_no_tokens(tmp_path: Path) -> None:
 
 def test_an_environment_called_all_is_not_the_sum_of_all(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", [line(0, 0, 1.0, environment="all", calls=[call()])])
-    (row,) = read_runs([alone]).usage.rows(PRICES)
+    (row,) = read_runs([alone]).tasks.usage.rows(PRICES)
     assert (row.rollouts, row.input_tokens) == (1, 100)
     lines = [line(n, 0, 1.0, environment=name, calls=[call()]) for n, name in enumerate(("all", "mcqa"))]
-    rows = read_runs([write_run(tmp_path / "two", lines)]).usage.rows(PRICES)
+    rows = read_runs([write_run(tmp_path / "two", lines)]).tasks.usage.rows(PRICES)
     assert [(row.environment, row.input_tokens) for row in rows] == [
         ("all", 100),
         ("mcqa", 100),
@@ -105,7 +106,7 @@ def test_a_judge_has_a_price_only_if_one_is_given(tmp_path: Path) -> None:
 
 def test_a_refused_call_costs_nothing_and_a_broken_one_is_unknown() -> None:
     def tokens_of_calls(*calls: Any) -> Any:
-        return Attempt.read({**line(0, 0, 1.0), "calls": calls}, Path("r"), 1).tokens
+        return score_of(Attempt.read({**line(0, 0, 1.0), "calls": calls}, Path("r"), 1)).tokens
 
     assert tokens_of_calls(call(), call(None, None, status=429))["policy_model"] == {
         "calls": 1, "input_tokens": 100, "cached_tokens": None, "output_tokens": 10, "reasoning_tokens": None,

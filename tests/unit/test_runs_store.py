@@ -31,6 +31,7 @@ from gymgate.runs.pace import DEFAULT_BUDGETS, Pace, fitting_concurrency, may_re
 from gymgate.runs.plan import Identity, RolloutPlan, Shard
 from gymgate.runs.record import CollectedRollout, collected, failure_line, read_values, to_line
 from gymgate.runs.run import _refuse_other_split
+from gymgate.runs.score import score_of
 from gymgate.runs.store import LOCK, LineLog, differences, open_run
 
 SETTINGS = {"policy": {"model": "a", "sampling": {"temperature": 1.0}}, "sources": ["x"]}
@@ -83,7 +84,9 @@ def test_whatever_an_endpoint_counts_can_be_read_again(count: int) -> None:
     known = count if count <= 1 << 32 else None
     assert read(to_line(collected(job(), rollout(calls=calls), 0))).calls[0].usage.input_tokens == known
     failed = collected(job(), failed_rollout().model_copy(update={"calls": calls}), 0)
-    assert (read(failure_line(failed, final=True)).tokens["policy_model"] is None) == (known is None)
+    assert (score_of(read(failure_line(failed, final=True))).tokens["policy_model"] is None) == (
+        known is None
+    )
 
 
 def test_a_line_of_another_version_is_read_too() -> None:

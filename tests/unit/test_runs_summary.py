@@ -13,7 +13,7 @@ from test_runs_aggregate import line, write_run
 
 import gymgate
 from gymgate.cli import cli
-from gymgate.runs.aggregate import Runs
+from gymgate.runs.aggregate import read_runs
 from gymgate.runs.gym_rollouts import export_rollouts
 
 
@@ -73,5 +73,5 @@ def test_an_export_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Pat
     run, output = write_run(tmp_path / "run", []), tmp_path / "taken"
     output.mkdir()
     with pytest.raises(gymgate.DataError):
-        export_rollouts(Runs([run]), output)
+        export_rollouts(read_runs([run]), output)
     assert {path.name for path in tmp_path.iterdir()} == {"run", "taken"}

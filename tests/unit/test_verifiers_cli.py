@@ -311,13 +311,13 @@ def test_what_came_of_the_rollouts() -> None:
         _episode("mcqa", 104, rewards={"reward": {"score": 0.0}}, info=_said("truncated", reward=0.0)),
         _episode("mcqa", 105, rewards={"part": part}, info=_said("masked", reward=0.0)),
     ]
-    environments, tasks = metrics_of(episodes, since=50)
-    metrics = environments["mcqa"]
+    tasks, rates = metrics_of(episodes, since=50)
+    metrics = tasks.counts
     assert (metrics.rollouts, metrics.failed, metrics.scored, metrics.reward_sum) == (7, 1, 3, 1.5)
     assert metrics.outcomes == {"completed": 2, "truncated": 1, "unscored": 2, "masked": 1, "failed": 1}
     assert metrics.mean_reward == 0.5
-    assert metrics.rate == 6 / 7
-    assert metrics.causes == {"ProviderError: upstream 500: no": 1}
+    assert rates["mcqa"].per_s == 6 / 7
+    assert metrics.causes == {"ProviderError: upstream 500: no": 1, "masked: no reason given": 1}
     assert len(tasks.tasks) == 1
 
 

@@ -112,7 +112,7 @@ def test_a_conversation_becomes_a_branch(tmp_path: Path) -> None:
     assert trace.metrics["length"] == 3.0
     assert trace.timing.start == 1_700_000_006.0
     assert trace.info["nemo_gym"]["result"] == RESULT
-    [metrics] = metrics_of([episode])[0].values()
+    metrics = metrics_of([episode])[0].counts
     assert (metrics.rollouts, metrics.failed, metrics.scored, metrics.mean_reward) == (1, 0, 1, 0.5)
 
 

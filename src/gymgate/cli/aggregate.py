@@ -26,10 +26,10 @@ from gymgate.cli.output import log, log_next, print_json
 from gymgate.core.errors import ConfigError
 from gymgate.results.tables import checked_table, write_table
 from gymgate.results.tracking import log_stored
-from gymgate.runs.aggregate import Runs, read_tasks, refuse_empty
+from gymgate.runs.aggregate import RunTable, read_runs
 from gymgate.runs.costs import Price, TokenUsage, refuse_price_of_replay
-from gymgate.runs.metrics import keep, parse_bounds, task_rows
-from gymgate.runs.summary import RunSummary, summary_of
+from gymgate.runs.metrics import keep, notes_on_tasks, parse_bounds, summary_rows, task_rows
+from gymgate.runs.summary import RunSummary
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ def command(
     if bounds is not None and not outputs:
         raise ConfigError(f"--keep {bounds} selects rows of a file: give it with -o")
     limits = parse_bounds(bounds) if bounds else None
-    found = Runs(runs, first_of_overlap=overlap == "first")
-    collected = read_tasks(found, answer_key)
-    metrics, notes = summary_of(collected, ks)
+    table = read_runs(runs, answer_key=answer_key, first_of_overlap=overlap == "first")
+    collected = table.tasks
+    metrics, notes = summary_rows(collected, ks), [*table.notes, *notes_on_tasks(collected, ks)]
     for note in notes:
         log(note)
-    refuse_empty(found, collected)
-    refuse_price_of_replay(dict(prices), replayed=collected.replayed)
+    table.refuse_empty()
+    refuse_price_of_replay(dict(prices), replayed=table.replayed)
     usage = collected.usage.rows(dict(prices))
     rows = list(task_rows(collected)) if outputs else []
     if limits is not None:
@@ -116,31 +116,31 @@ def command(
     if summary is not None:
         write_table(summary, metrics)
     if log_to is not None:
-        asyncio.run(log_stored(log_to, found, metrics, log))
+        asyncio.run(log_stored(log_to, table, metrics, log))
     if as_json:
-        print_json(AggregatedRuns(metrics, collected.replayed, notes, usage))
+        print_json(AggregatedRuns(metrics, table.replayed, notes, usage))
     else:
         print_results(
             metrics,
-            replayed=collected.replayed,
+            replayed=table.replayed,
             ks=ks,
             wide=wide,
             markdown=markdown,
-            is_example=found.is_example,
+            is_example=table.is_example,
         )
         if prices:
             print_costs(usage, wide=wide, markdown=markdown)
         paths = " ".join(shlex.quote(str(run)) for run in runs)
         log_next(f"gymgate report {paths}", f"gymgate compare {paths} OTHER" if len(runs) == 1 else "")
-    if complete and (reasons := [*collected.missing, *_why_incomplete(found, metrics)]):
+    if complete and (reasons := [*table.missing, *_why_incomplete(table, metrics)]):
         log(f"--complete: {'; '.join(reasons)}")
         raise click.exceptions.Exit(1)
 
 
-def _why_incomplete(runs: Runs, metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _why_incomplete(table: RunTable, metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield why `--complete` fails, in addition to what is missing of a plan that is known."""
     if metrics and (failed := metrics[-1]["failed"]):
         yield f"rollouts that failed: {failed}"
-    for run in runs.runs:
+    for run in table.runs:
         if run.extent is None or run.extent.rollouts is None:
             yield f"{run.path}: not known how many rollouts were planned"

@@ -24,8 +24,9 @@ from gymgate.results.compare import (
 )
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import opening
-from gymgate.runs.aggregate import Runs, read_tasks
+from gymgate.runs.aggregate import read_runs
 from gymgate.runs.attempts import Attempt
+from gymgate.runs.score import Score
 from gymgate.runs.settings import example_note, policy_name
 from gymgate.runs.tasks import Task
 
@@ -110,32 +111,30 @@ def command(
     """
     if output is not None and len(others) > 1:
         raise ConfigError("-o shows two runs side by side: give one B")
-    base = Runs([first], first_of_overlap=overlap == "first")
     openings: dict[TaskKey, str] = {}
 
-    def see(attempt: Attempt) -> None:
-        if not openings.get(attempt.task_key):
-            openings[attempt.task_key] = opening(attempt.result)
+    def see(attempt: Attempt, score: Score) -> None:
+        if not openings.get(score.task):
+            openings[score.task] = opening(attempt.result)
 
-    collected = read_tasks(base, see=see)
+    base = read_runs([first], first_of_overlap=overlap == "first", see=see)
     worse = False
     documents: list[ComparedRun] = []
     for other in others:
-        runs = Runs([other], first_of_overlap=overlap == "first")
-        against = read_tasks(runs)
-        compared = compare(collected, against)
-        policies = collected.policy, against.policy
+        against = read_runs([other], first_of_overlap=overlap == "first")
+        compared = compare(base.tasks, against.tasks)
+        policies = base.policy, against.policy
         models = [policy_name(policy) for policy in policies if policy and policy.get("type") != "replay"]
         names = models if len(set(models)) == 2 else [str(first), str(other)]
         if fail_if_worse is not None and (reason := why_worse(compared.rows, fail_if_worse)):
             log(f"{other}: --fail-if-worse {fail_if_worse:g}: {reason}")
             worse = True
-        if (overflows := differing_overflows(base, runs)) is not None:
+        if (overflows := differing_overflows(base, against)) is not None:
             log(
                 f"context overflows: {overflows[0]} in {first}, {overflows[1]} in {other} (--context-overflow), so one run "
                 "scores rollouts that the other leaves out"
             )
-        for path, read in ((first, collected), (other, against)):
+        for path, read in ((first, base), (other, against)):
             for note in read.notes:
                 if note not in read.lost:
                     log(note if str(path) in note else f"{path}: {note}")
@@ -148,14 +147,14 @@ def command(
         else:
             echo(f"{other} (B) compared with {first} (A)")
             _print(compared.rows, wide=wide)
-            if base.is_example and runs.is_example and compared.rows:
-                echo(example_note(len(collected.tasks)))
+            if base.is_example and against.is_example and compared.rows:
+                echo(example_note(len(base.tasks.tasks)))
             echo(verdict(compared.rows[-1], names))
             _print_flips(compared, openings)
             _print_alone("A", compared.only_first)
             _print_alone("B", compared.only_second)
         if output is not None:
-            write_comparison(output, compared, (base, runs), names, ON_PAGE)
+            write_comparison(output, compared, (base, against), names, ON_PAGE)
             log(f"page: {output}")
     if as_json:
         print_json(ComparedRuns(first, documents))

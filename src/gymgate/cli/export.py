@@ -13,7 +13,7 @@ from gymgate.cli.output import log, log_next
 from gymgate.core.errors import ConfigError
 from gymgate.results.atif import export_trajectories
 from gymgate.results.export import export_dataset, export_lines, export_rows
-from gymgate.runs.aggregate import Runs, read_tasks
+from gymgate.runs.aggregate import RunTable, read_runs
 from gymgate.runs.gym_rollouts import export_rollouts
 from gymgate.runs.metrics import parse_bounds
 
@@ -67,18 +67,18 @@ def command(
         raise ConfigError(f"--keep selects rows: it needs --to rows, not --to {form}")
     if order != "input" and form != "rows":
         raise ConfigError(f"--order sorts rows: it needs --to rows, not --to {form}")
-    found = Runs(runs, first_of_overlap=overlap == "first")
-    if form in ("atif", "gym", "rows") and (files := [run.path for run in found.runs if run.path.is_file()]):
+    table = read_runs(runs, first_of_overlap=overlap == "first")
+    if form in ("atif", "gym", "rows") and (files := [run.path for run in table.runs if run.is_file]):
         raise ConfigError(
             f"--to {form} needs the input rows, which {files[0]} does not hold: give a directory of gymgate run"
         )
     if form == "rows":
         limits = parse_bounds(bounds) if bounds else (-math.inf, math.inf)
-        collected = read_tasks(found)
-        written = f"{export_rows(collected, output, *limits, easiest_first=order == 'pass-rate')} of {len(collected.tasks)} rows"
+        tasks = table.tasks
+        written = f"{export_rows(tasks, output, *limits, easiest_first=order == 'pass-rate')} of {len(tasks.tasks)} rows"
     else:
-        written = f"{_export(found, form, output)} rollouts"
-    for note in (*found.notes, *found.lost, *found.missing):
+        written = f"{_export(table, form, output)} rollouts"
+    for note in (*table.strange, *table.lost, *table.missing):
         log(note)
     log(f"{output}: {written}")
     log_next(_step_after(form, output))
@@ -101,17 +101,17 @@ def _step_after(form: str, output: Path) -> str:
     }[form]
 
 
-def _export(runs: Runs, form: str, output: Path) -> int:
+def _export(table: RunTable, form: str, output: Path) -> int:
     if form in EXPORTS:
-        return EXPORTS[form](runs, output)
+        return EXPORTS[form](table, output)
     from gymgate.integrations.versions import require
 
     if form == "inspect":
         require("inspect")
         from gymgate.integrations.inspect.eval_log import export_log
 
-        return export_log(runs, output)
+        return export_log(table, output)
     require("nemogym")
     from gymgate.integrations.verifiers.traces import export_traces
 
-    return export_traces(runs, output)
+    return export_traces(table, output)

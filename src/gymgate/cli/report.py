@@ -12,7 +12,6 @@ import click
 from gymgate.cli.options import OUTPUT_FILE, overlap_option, per_task_option, price_option, tasks_option
 from gymgate.cli.output import echo, log_next
 from gymgate.results.report import write_report
-from gymgate.runs.aggregate import Runs
 from gymgate.runs.costs import Price
 
 
@@ -38,9 +37,16 @@ def command(
     """
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     path = output or first / "report.html"
-    found = Runs(runs, first_of_overlap=overlap == "first")
     made = shlex.join(["gymgate", *sys.argv[1:]])
-    write_report(found, path, tasks=tasks, per_task=per_task, prices=dict(prices), command=made)
+    write_report(
+        runs,
+        path,
+        first_of_overlap=overlap == "first",
+        tasks=tasks,
+        per_task=per_task,
+        prices=dict(prices),
+        command=made,
+    )
     echo(str(path))
     run = shlex.quote(str(runs[0]))
     log_next("open it in a browser", f"gymgate compare {run} OTHER" if len(runs) == 1 else "")

@@ -135,7 +135,7 @@ def command(
         end = conduct(rescoring, show, budget, log_to=log_to)
     diverged = sum(
         count
-        for cause, count in rescoring.progress.counts.causes.items()
+        for cause, count in rescoring.progress.tasks.counts.causes.items()
         if cause.startswith(DivergedError.__name__)
     )
     note = f"{diverged} of {rescoring.progress.total} rollouts diverged from what was recorded: they have no reward"

@@ -203,7 +203,7 @@ def finish(
             print_results(rows, replayed=run.replayed, ks=ks, wide=wide, is_example=is_example(run.names))
         if run.progress.prices:
             print_costs(tasks.usage.rows(run.progress.prices), wide=wide)
-        print_causes(run.progress.counts.causes)
+        print_causes(run.progress.tasks.counts.causes)
         if note:
             log(note)
         if output is not None and run.progress.total:
@@ -276,7 +276,7 @@ def run_output(
         invalid_rows=len(run.plan.invalid),
         seconds=progress.last_finished - progress.started,
         failed_attempts=progress.attempts_failed,
-        reasons=progress.counts.causes,
+        reasons=progress.tasks.counts.causes,
         interrupted=interrupted,
         error=str(error) if error else None,
         environments={row["environment"]: row for row in (rows if len(rows) == 1 else rows[:-1])},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import mimetypes
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from gymgate.core.files import filling
 from gymgate.rollouts import ModelCall, outcome_of
 from gymgate.rollouts.record import UNDELIVERED
 from gymgate.rollouts.transcript import items_of, text_of
-from gymgate.runs.aggregate import Runs
+from gymgate.runs.aggregate import RunTable
 from gymgate.runs.gym_rollouts import ROLLOUT, TASK, RolloutNumbers
 from gymgate.runs.record import CollectedRollout
 from gymgate.runs.rows import RowReader
@@ -37,20 +36,20 @@ _PLACE_AND_END = {
 Step = dict[str, Any]
 
 
-def export_trajectories(runs: Runs, output: Path) -> int:
+def export_trajectories(table: RunTable, output: Path) -> int:
     """Write a directory with a trajectory for each rollout, those that failed permanently included; returns how many.
 
     A file is called `TASK-ROLLOUT.json`, with the numbers that `export_rollouts` gives the same rollout. Raises
-    `ConfigError` if `output` is there already and for rollouts that are in two runs, `DataError` if it cannot be written.
+    `ConfigError` if `output` is there already, `DataError` if it cannot be written.
     """
-    numbering, rows, count = RolloutNumbers(runs), RowReader(), 0
-    versions = {str(run.settings["nemo_gym"]) for run in runs.runs if "nemo_gym" in run.settings}
+    numbering, rows, count = RolloutNumbers(table), RowReader(), 0
+    versions = {str(run.settings["nemo_gym"]) for run in table.runs if "nemo_gym" in run.settings}
     agent = {
         "version": ", ".join(sorted(versions)) or "unknown",
-        "model_name": (runs.policy or {}).get("model"),
+        "model_name": (table.policy or {}).get("model"),
     }
     with filling(output) as directory, (directory / MANIFEST).open("wb") as manifest:
-        for attempt in itertools.chain(runs.rollouts(), runs.failures()):
+        for attempt in table.rollouts(failed=True):
             rollout, numbers = attempt.rollout(), numbering.of(attempt)
             trajectory = trajectory_of(rollout, agent, _row(rows, rollout))
             written = codec.dumps(trajectory) + b"\n"

@@ -13,9 +13,10 @@ from gymgate.results.page import Part, conversation, table, task_parts, write_pa
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import opening
 from gymgate.runs import statistics as st
-from gymgate.runs.aggregate import Runs
-from gymgate.runs.attempts import Order
+from gymgate.runs.aggregate import RunTable
 from gymgate.runs.counts import OVERALL
+from gymgate.runs.plan import Order
+from gymgate.runs.score import score_of
 from gymgate.runs.settings import context_overflow_of
 from gymgate.runs.tasks import CollectedTasks, Task
 
@@ -135,17 +136,17 @@ def why_worse(rows: Sequence[Mapping[str, Any]], limit: float) -> str | None:
     return f"the difference is {difference:+.3g}" if is_worse else None
 
 
-def differing_overflows(first: Runs, second: Runs) -> tuple[str, str] | None:
+def differing_overflows(first: RunTable, second: RunTable) -> tuple[str, str] | None:
     """Return what either does with context overflows, if that differs."""
     one, other = (
-        ", ".join(sorted({kind for run in runs.runs if (kind := context_overflow_of(run.settings))}))
-        for runs in (first, second)
+        ", ".join(sorted({kind for run in table.runs if (kind := context_overflow_of(run.settings))}))
+        for table in (first, second)
     )
     return (one, other) if one and other and one != other else None
 
 
 def write_comparison(
-    output: Path, compared: Comparison, runs: Sequence[Runs], names: Sequence[str], tasks: int
+    output: Path, compared: Comparison, runs: Sequence[RunTable], names: Sequence[str], tasks: int
 ) -> None:
     """Write an HTML page with the table and the conversations of the rows that differ most, side by side."""
     flips = {flip.task.key: flip for flip in compared.flips[:tasks]}
@@ -155,7 +156,7 @@ def write_comparison(
     for run, label, key_of in zip(runs, names, keys, strict=True):
         for attempt in run.rollouts():
             if (key := key_of.get(attempt.task_key)) is not None:
-                rollouts[key].append(conversation(attempt, label))
+                rollouts[key].append(conversation(attempt, score_of(attempt).outcome, label))
                 openings.setdefault(key, opening(attempt.result))
     parts = _parts(compared, flips, rollouts, openings, names)
     write_page(output, f"{names[1]} (B) compared with {names[0]} (A)", parts)

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gymgate.core.errors import ConfigError
-from gymgate.results.export import part_names, table_row
-from gymgate.runs.attempts import Attempt
+from gymgate.results.export import table_row
+from gymgate.runs.metrics import notes_on_tasks, summary_rows
 from gymgate.runs.progress_display import Log, Show, showing_progress
 from gymgate.runs.record import CollectedRollout
 from gymgate.runs.run import ignore
+from gymgate.runs.score import score_of
 from gymgate.runs.settings import example_note, is_example, policy_name
 from gymgate.runs.stream import Environments, Rows, open_collection, rollouts_of
-from gymgate.runs.summary import RunSummary, summary_of
+from gymgate.runs.summary import RunSummary
 from gymgate.runs.tasks import CollectedTasks
 from gymgate.stack import Policy
 from gymgate.stack.sync import run_apart
@@ -48,12 +49,13 @@ class Evaluation:
 
     def records(self) -> list[dict[str, Any]]:
         """Return a flat dict for each rollout, e.g. for `pandas.DataFrame`: the columns of `gymgate export`, and `error`."""
-        attempts = [Attempt.of(rollout) for rollout in self.rollouts]
-        parts = part_names(attempts)
-        errors = [rollout.error and str(rollout.error) for rollout in self.rollouts]
+        parts = sorted({name for rollout in self.rollouts for name in rollout.reward_parts})
         return [
-            {**table_row(attempt, self.model, self.run, parts), "error": error}
-            for attempt, error in zip(attempts, errors, strict=True)
+            {
+                **table_row(rollout, self.model, self.run, parts),
+                "error": rollout.error and str(rollout.error),
+            }
+            for rollout in self.rollouts
         ]
 
     def __repr__(self) -> str:
@@ -130,9 +132,12 @@ async def evaluate_async(
                 rollouts.append(rollout)
                 show(run.progress)
         settings_of_policy = run.settings()["policy"]
-    rollouts.sort(key=lambda rollout: (rollout.task, Attempt.of(rollout).order))
-    collected = _by_task(rollouts, settings_of_policy)
-    metrics, notes = summary_of(collected, ks)
+    rollouts.sort(key=lambda rollout: (rollout.task, rollout.identity.order))
+    tasks = CollectedTasks()
+    for rollout in rollouts:
+        tasks.add(score_of(rollout))
+    metrics = summary_rows(tasks, ks)
+    notes = [*_failed_note(rollouts), *tasks.notes, *notes_on_tasks(tasks, ks)]
     if is_example(run.names) and any(row["mean_reward"] is not None for row in metrics):
         notes.insert(0, example_note(metrics[-1]["tasks"]))
     for note in notes if progress else ():
@@ -157,11 +162,7 @@ def _showing(progress: bool) -> Iterator[tuple[Show, Log]]:
         yield output
 
 
-def _by_task(rollouts: Sequence[CollectedRollout], policy: Mapping[str, Any]) -> CollectedTasks:
-    collected = CollectedTasks(policy=policy)
-    failed = [rollout for rollout in rollouts if rollout.error is not None]
-    for rollout in rollouts:
-        (collected.add if rollout.error is None else collected.fail)(Attempt.of(rollout))
-    if failed and (error := failed[0].error) is not None:
-        collected.lost.append(f"{len(failed)} of {len(rollouts)} rollouts failed, the first with {error}")
-    return collected
+def _failed_note(rollouts: Sequence[CollectedRollout]) -> Iterator[str]:
+    errors = [rollout.error for rollout in rollouts if rollout.error is not None]
+    if errors:
+        yield f"{len(errors)} of {len(rollouts)} rollouts failed, the first with {errors[0]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,12 +10,14 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.results.tables import checked_table, write_table
 from gymgate.rollouts.transcript import text_of, transcript
-from gymgate.runs.aggregate import Runs
+from gymgate.runs.aggregate import RunTable
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.gym_rollouts import agent_ref
 from gymgate.runs.layout import ROLLOUTS
 from gymgate.runs.metrics import keep
+from gymgate.runs.record import CollectedRollout
 from gymgate.runs.rows import RowReader
+from gymgate.runs.score import expected_answer, extracted_answer, score_of
 from gymgate.runs.settings import policy_name
 from gymgate.runs.tasks import CollectedTasks, Task
 
@@ -36,23 +38,21 @@ COLUMNS = {
 _PART = "reward_parts."
 
 
-def export_dataset(runs: Runs, output: Path) -> int:
+def export_dataset(table: RunTable, output: Path) -> int:
     """Write a row per finished rollout, as JSONL, CSV or Parquet by the file's ending; how many.
 
-    docs/export.md has the columns: `COLUMNS`, and `reward_parts.NAME` for each part of a reward in any of the rollouts, for
-    which they are read once before. Raises `ConfigError` for another ending and for rollouts that are in two runs,
-    `MissingExtraError` without pyarrow, `DataError` if the file cannot be written.
+    docs/export.md has the columns: `COLUMNS`, and `reward_parts.NAME` for each part of a reward in any of the rollouts.
+    Raises `ConfigError` for another ending, `MissingExtraError` without pyarrow, `DataError` if the file cannot be written.
     """
     checked_table(output)
-    model = policy_name(runs.policy) if runs.policy else None
-    parts = part_names(runs.rollouts())
+    model, parts = policy_name(table.policy) if table.policy else None, table.reward_parts
 
     def row_of(attempt: Attempt) -> dict[str, Any]:
         run = str(attempt.path.parent if attempt.path.name == ROLLOUTS else attempt.path)
         return table_row(attempt, model, run, parts)
 
     columns = {**COLUMNS, **{f"{_PART}{name}": "real" for name in parts}}
-    return write_table(output, map(row_of, runs.rollouts()), lambda arrow: _schema(arrow, columns))
+    return write_table(output, map(row_of, table.rollouts()), lambda arrow: _schema(arrow, columns))
 
 
 def export_rows(
@@ -78,47 +78,44 @@ def export_rows(
     return write_table(output, map(row_of, tasks))
 
 
-def export_lines(runs: Runs, output: Path) -> int:
+def export_lines(table: RunTable, output: Path) -> int:
     """Write the record of every finished rollout, a line each; how many.
 
-    Raises `ConfigError` for another ending than .jsonl and for rollouts that are in two runs, `DataError` if the file cannot be
-    written.
+    Raises `ConfigError` for another ending than .jsonl, `DataError` if the file cannot be written.
     """
     checked_table(output, (".jsonl",))
-    return write_table(output, (attempt.record for attempt in runs.rollouts()))
+    return write_table(output, (attempt.record for attempt in table.rollouts()))
 
 
-def part_names(attempts: Iterable[Attempt]) -> list[str]:
-    """Return the names of all parts of rewards."""
-    return sorted({name for attempt in attempts for name in attempt.reward_parts or ()})
-
-
-def table_row(attempt: Attempt, model: str | None, run: str | None, parts: Sequence[str]) -> dict[str, Any]:
+def table_row(
+    rollout: Attempt | CollectedRollout, model: str | None, run: str | None, parts: Sequence[str]
+) -> dict[str, Any]:
     """Return `COLUMNS` of a rollout, and `reward_parts.NAME` for each of `parts`."""
-    counted = (attempt.reward_parts or {}) if attempt.outcome.counted else {}
-    answers = (attempt.expected_answer, attempt.extracted_answer)
+    score = score_of(rollout)
+    counted = (rollout.reward_parts or {}) if score.outcome.counted else {}
+    answers = (expected_answer(rollout.result), extracted_answer(rollout.result))
     expected, extracted = (None if answer is None else text_of(answer) for answer in answers)
     return {
         "model": model,
         "run": run,
-        "environment": attempt.environment,
-        "agent": attempt.agent,
-        "task": str(attempt.task_key),
-        "source": attempt.source,
-        "line": attempt.line,
-        "row_key": attempt.row_key,
-        "occurrence": attempt.occurrence,
-        "repeat": attempt.repeat,
-        "seed": attempt.seed,
-        "status": attempt.status,
-        "reward": attempt.outcome.reward,
+        "environment": rollout.environment,
+        "agent": rollout.agent,
+        "task": str(score.task),
+        "source": rollout.source,
+        "line": rollout.line,
+        "row_key": rollout.row_key,
+        "occurrence": rollout.occurrence,
+        "repeat": rollout.repeat,
+        "seed": rollout.seed,
+        "status": rollout.status,
+        "reward": score.outcome.reward,
         "expected_answer": expected,
         "extracted_answer": extracted,
-        "messages": [{"role": role, "content": text} for role, text in transcript(attempt.result)],
-        "metrics": codec.dumps(attempt.metrics or {}).decode(),
-        "calls": attempt.call_count,
-        "output_tokens": attempt.output_tokens,
-        "seconds": attempt.seconds,
+        "messages": [{"role": role, "content": text} for role, text in transcript(rollout.result)],
+        "metrics": codec.dumps(rollout.metrics or {}).decode(),
+        "calls": score.calls,
+        "output_tokens": score.output_tokens,
+        "seconds": score.seconds,
         **{f"{_PART}{name}": counted.get(name) for name in parts},
     }
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gymgate.results.page import Part
 from gymgate.results.report import report_parts, title_of
 from gymgate.results.report_data import ReportData
-from gymgate.runs.aggregate import Runs, read_tasks, runs_at
+from gymgate.runs.aggregate import read_runs, runs_at
 from gymgate.runs.gym_rollouts import failures_beside
-from gymgate.runs.layout import FAILURES, ROLLOUTS, ROWS, RUN, run_directories
+from gymgate.runs.layout import FAILURES, ROLLOUTS, ROWS, RUN, run_directories, run_of_file
 
 FileStamp = tuple[int, int, int] | None
 """Inode, size and time of the last change; `None` if there is no such file."""
@@ -27,11 +27,12 @@ class GrowingReport:
 
     def stamp(self) -> dict[Path, FileStamp]:
         """Return what differs between two states of the run's files. A stamp from before a reading never hides a later change."""
-        if self.path.is_file():
-            files = [self.path, failures_beside(self.path)]
+        path = run_of_file(self.path)
+        if path.is_file():
+            files = [path, failures_beside(path)]
         else:
             names = (RUN, ROWS, ROLLOUTS, FAILURES)
-            files = [directory / name for directory in run_directories(self.path) for name in names]
+            files = [directory / name for directory in run_directories(path) for name in names]
         return {file: _file_stamp(file) for file in files}
 
     def parts(self) -> tuple[str, list[Part]]:
@@ -42,15 +43,14 @@ class GrowingReport:
         waiting = {"note": f"Waiting for the first rollout of {self.path}."}
         if not runs_at(self.path):
             return str(self.path), [waiting]
-        runs, data = Runs([self.path], first_of_overlap=True), ReportData(self.tasks, self.per_task)
-        collected = read_tasks(runs, see=data.add, see_attempt=data.add_failure)
-        # Rollouts that a run under way has yet to do are not missing; its shards that nobody started are.
-        collected.missing = runs.missing_shards
-        done = sum(len(task.scores) + task.failed for task in collected.tasks.values())
-        progress = {"progress": {"done": done, "total": runs.planned}}
-        if not collected.tasks:
+        data = ReportData(self.tasks, self.per_task)
+        table = read_runs([self.path], first_of_overlap=True, see=data.add, see_attempt=data.add_failure)
+        progress = {"progress": {"done": table.tasks.counts.rollouts, "total": table.planned}}
+        if not table.tasks.tasks:
             return str(self.path), [progress, waiting]
-        return title_of(collected), [progress, *report_parts(runs, collected, data, ended=not runs.missing)]
+        # Rollouts that a run under way has yet to do are not missing; its shards that nobody started are.
+        shown = replace(table, gaps=[])
+        return title_of(table), [progress, *report_parts(shown, data, ended=not table.missing)]
 
 
 def _file_stamp(path: Path) -> FileStamp:

@@ -27,8 +27,10 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.core.files import replacing
 from gymgate.results.tables import columns_of
+from gymgate.rollouts import Outcome
 from gymgate.rollouts.transcript import Entry, cut, entries_of, items_of, text_of
 from gymgate.runs.attempts import Attempt
+from gymgate.runs.score import expected_answer, extracted_answer
 
 LONGEST_TEXT = 6000
 LONGEST_ANSWER = 200
@@ -195,7 +197,7 @@ def curve(title: str, values: Iterable[Sequence[float]]) -> Part:
     return {"curve": {"title": title, "points": points}}
 
 
-def conversation(attempt: Attempt, label: str) -> Part:
+def conversation(attempt: Attempt, outcome: Outcome, label: str) -> Part:
     """A rollout with what was said and what was expected; it belongs to the task before it.
 
     Its prompt stands apart from its turns, for `task_parts`.
@@ -203,11 +205,11 @@ def conversation(attempt: Attempt, label: str) -> Part:
     prompt, turns = (_turns(entries_of(items)) for items in items_of(attempt.result))
     if error := attempt.error:
         turns.append(["error", cut(f"{error.type}: {error.message}", LONGEST_TEXT)])
-    outcome, numbers = attempt.outcome, {**(attempt.reward_parts or {}), **(attempt.metrics or {})}
+    numbers = {**(attempt.reward_parts or {}), **(attempt.metrics or {})}
     fields = {"label": label, "outcome": outcome.reason, "reward": outcome.reward, "numbers": numbers}
     answers = {
-        "expected": shown_answer(attempt.expected_answer),
-        "extracted": shown_answer(attempt.extracted_answer),
+        "expected": shown_answer(expected_answer(attempt.result)),
+        "extracted": shown_answer(extracted_answer(attempt.result)),
     }
     return {"rollout": {**fields, **answers, "prompt": prompt, "turns": turns}}
 

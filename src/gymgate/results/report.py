@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from gymgate.results.page import LONGEST_TEXT, Part, curve, histogram, shares, t
 from gymgate.results.report_data import LONGEST_NAME, ReportData
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import cut
-from gymgate.runs.aggregate import Runs, read_tasks, refuse_empty
+from gymgate.runs.aggregate import RunTable, read_runs
 from gymgate.runs.costs import Prices, TokenUsage, refuse_price_of_replay
 from gymgate.runs.counts import OVERALL
 from gymgate.runs.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows, task_rows
@@ -31,46 +31,46 @@ TOKEN_COLUMNS = [column.name for column in dataclasses.fields(TokenUsage)]
 
 
 def write_report(
-    runs: Runs,
+    paths: Iterable[Path],
     output: Path,
     *,
+    first_of_overlap: bool = False,
     tasks: int = 50,
     per_task: int = 4,
     prices: Prices = MappingProxyType({}),
     command: str = "",
 ) -> None:
-    """Write one HTML file about runs, with up to `per_task` conversations of each of the first `tasks` tasks, with costs
-    if there are prices, and with the command that makes it again.
+    """Write one HTML file about the runs at `paths`, with up to `per_task` conversations of each of the first `tasks` tasks, with
+    costs if there are prices, and with the command that makes it again.
 
     Reads every rollout once. Raises `ConfigError` for rollouts that are in two runs, and `DataError` if there is none or the file
     cannot be written.
     """
     data = ReportData(tasks, per_task)
-    collected = read_tasks(runs, see=data.add, see_attempt=data.add_failure)
-    refuse_empty(runs, collected)
-    refuse_price_of_replay(prices, replayed=collected.replayed)
-    write_page(output, title_of(collected), report_parts(runs, collected, data, prices, command=command))
+    runs = read_runs(paths, first_of_overlap=first_of_overlap, see=data.add, see_attempt=data.add_failure)
+    runs.refuse_empty()
+    refuse_price_of_replay(prices, replayed=runs.replayed)
+    write_page(output, title_of(runs), report_parts(runs, data, prices, command=command))
 
 
-def title_of(collected: CollectedTasks) -> str:
+def title_of(runs: RunTable) -> str:
     """Model, environments and date, such as `m on mcqa, calendar, 2026-11-22`."""
-    names = sorted({task.environment for task in collected.tasks.values()})
+    names = sorted({task.environment for task in runs.tasks.tasks.values()})
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    date = "" if collected.created is None else f", {datetime.fromtimestamp(collected.created, UTC):%Y-%m-%d}"
-    return f"{policy_name(collected.policy)} on {', '.join(names[:SHOWN_NAMES])}{more}{date}"
+    date = "" if runs.created is None else f", {datetime.fromtimestamp(runs.created, UTC):%Y-%m-%d}"
+    return f"{policy_name(runs.policy)} on {', '.join(names[:SHOWN_NAMES])}{more}{date}"
 
 
-def notes_of(collected: CollectedTasks) -> Iterator[Part]:
+def notes_of(runs: RunTable) -> Iterator[Part]:
     """Yield what a reader of the numbers has to know."""
-    if collected.replayed:
+    if runs.replayed:
         yield {"note": REPLAYED}
-    for note in collected.notes:
+    for note in runs.notes:
         yield {"note": note}
 
 
 def report_parts(
-    runs: Runs,
-    collected: CollectedTasks,
+    runs: RunTable,
     data: ReportData,
     prices: Prices = MappingProxyType({}),
     *,
@@ -78,6 +78,7 @@ def report_parts(
     command: str = "",
 ) -> Iterator[Part]:
     """Yield the parts of a report; of runs that have not ended, without notes on tasks that lack rollouts."""
+    collected = runs.tasks
     summary = summary_rows(collected)
     counts: dict[str, set[int]] = defaultdict(set)
     for task in collected.tasks.values():
@@ -85,10 +86,8 @@ def report_parts(
     for row in summary:
         if row["environment"] != OVERALL:
             repeats = counts[row["environment"]]
-            yield {
-                "headline": _headline(row, repeats, policy_name(collected.policy), is_example=runs.is_example)
-            }
-    yield from notes_of(collected)
+            yield {"headline": _headline(row, repeats, policy_name(runs.policy), is_example=runs.is_example)}
+    yield from notes_of(runs)
     for note in notes_on_tasks(collected) if ended else ():
         yield {"note": note}
     yield {"heading": "Environments"}
@@ -183,7 +182,7 @@ def _all_rewards(task: Task) -> str:
     return ", ".join([*rewards, *["failed"] * task.failed])
 
 
-def _settings(runs: Runs) -> Iterator[dict[str, Any]]:
+def _settings(runs: RunTable) -> Iterator[dict[str, Any]]:
     """Yield each setting with its value, or values where runs differ; who gets the page sees no secret."""
     values: dict[str, dict[str, None]] = {}
     for run in runs.runs:

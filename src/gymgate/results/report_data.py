@@ -13,8 +13,10 @@ from gymgate.core.config import POLICY
 from gymgate.results.page import Part, conversation, shown_answer
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import cut, opening
-from gymgate.runs.attempts import Attempt, Order, StoredError
+from gymgate.runs.attempts import Attempt, StoredError
 from gymgate.runs.costs import Calls
+from gymgate.runs.plan import Order
+from gymgate.runs.score import Score, expected_answer
 from gymgate.runs.tasks import Task
 
 LONGEST_OPENING = 400
@@ -63,56 +65,56 @@ class ReportData:
     messages: dict[tuple[str, str], str] = field(default_factory=dict)
     """The first message of each."""
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, attempt: Attempt, score: Score) -> None:
         """Add a rollout that finished or, after all of those, one that failed permanently."""
-        name = attempt.task_key
-        if self._has_place(attempt):
-            self._keep_conversation(attempt)
+        name = score.task
+        if self._has_place(score):
+            self._keep_conversation(attempt, score)
         if attempt.has_failed:
             return
         if not self.openings.get(name):
             self.openings[name] = opening(attempt.result, LONGEST_OPENING)
-            if (answer := shown_answer(attempt.expected_answer)) is not None:
+            if (answer := shown_answer(expected_answer(attempt.result))) is not None:
                 self.expected[name] = cut(answer, LONGEST_NAME)
         figures = {
-            REWARD: attempt.outcome.reward,
-            CALLS: attempt.call_count,
-            TOKENS: attempt.output_tokens,
-            SECONDS: attempt.seconds or None,
+            REWARD: score.outcome.reward,
+            CALLS: score.calls,
+            TOKENS: score.output_tokens,
+            SECONDS: score.seconds or None,
         }
         for title, figure in figures.items():
             if figure is not None:
                 self.charts[title].append(figure)
-        if attempt.seconds and attempt.calls is not None:
-            for part, seconds in time_split(attempt.seconds, attempt.calls).items():
+        if score.seconds and attempt.calls is not None:
+            for part, seconds in time_split(score.seconds, attempt.calls).items():
                 self.times[part] += seconds
 
-    def _has_place(self, attempt: Attempt) -> bool:
+    def _has_place(self, score: Score) -> bool:
         """Whether its task is one of the first so far; a later one gives way to it."""
-        place = attempt.line, attempt.task_key
-        if attempt.task_key in self.conversations:
+        place = score.line, score.task
+        if score.task in self.conversations:
             return True
         if len(self.places) >= self.tasks:
             if not self.places or place > self.places[-1]:
                 return False
             del self.conversations[self.places.pop()[1]]
         bisect.insort(self.places, place)
-        self.conversations[attempt.task_key] = []
+        self.conversations[score.task] = []
         return True
 
-    def _keep_conversation(self, attempt: Attempt) -> None:
+    def _keep_conversation(self, attempt: Attempt, score: Score) -> None:
         """Keep it if it is one of its task's first that finished, or of those that failed."""
-        rollouts = self.conversations[attempt.task_key]
+        rollouts = self.conversations[score.task]
         alike = [rollout for rollout in rollouts if rollout.has_failed == attempt.has_failed]
         if len(alike) >= self.per_task:
-            if attempt.order > alike[-1].order:
+            if score.order > alike[-1].order:
                 return
             rollouts.remove(alike[-1])
         seed = "" if attempt.seed is None else f" seed {attempt.seed}"
         label = f"repeat {attempt.repeat}{seed}"
-        part = {**conversation(attempt, label), "key": f"{attempt.task_key} {label}"}
+        part = {**conversation(attempt, score.outcome, label), "key": f"{score.task} {label}"}
         bisect.insort(
-            rollouts, RolloutPart(attempt.order, attempt.has_failed, part), key=lambda rollout: rollout.order
+            rollouts, RolloutPart(score.order, attempt.has_failed, part), key=lambda rollout: rollout.order
         )
 
     def task_names(self, tasks: Iterable[Task]) -> dict[TaskKey, str]:

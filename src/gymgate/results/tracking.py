@@ -26,7 +26,7 @@ from gymgate.core.errors import MissingExtraError, described
 from gymgate.core.interpreter import module_command
 from gymgate.core.json_server import shortened
 from gymgate.results.trackers import END_S
-from gymgate.runs.aggregate import Runs
+from gymgate.runs.aggregate import RunTable
 from gymgate.runs.metrics import numbered, summary_rows
 from gymgate.runs.progress import RunProgress
 from gymgate.runs.record import CollectedRollout
@@ -173,11 +173,11 @@ class Tracking:
 
 
 async def log_stored(
-    library: str, runs: Runs, rows: Sequence[Mapping[str, Any]], log: Callable[[str], None]
+    library: str, table: RunTable, rows: Sequence[Mapping[str, Any]], log: Callable[[str], None]
 ) -> None:
     """Log the settings of stored runs, those of the first one, and the rows of their table."""
-    paths = [str(path) for path in runs.paths]
-    tracked = Tracking(library, ", ".join(paths), {**runs.runs[0].settings, "runs": paths}, log)
+    paths = [str(path) for path in table.paths]
+    tracked = Tracking(library, ", ".join(paths), {**table.runs[0].settings, "runs": paths}, log)
     await tracked.start()
     await tracked.close({"end": "completed", "summary": summary_of(rows)})
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.runs.attempts import Attempt
@@ -23,13 +24,16 @@ from gymgate.runs.layout import (
     run_of_file,
 )
 from gymgate.runs.plan import IdentitySet
+from gymgate.runs.score import Score, score_of
 from gymgate.runs.settings import context_overflow_of, differences, is_example
 from gymgate.runs.tasks import CollectedTasks
 
 _NAMED = 100
 """Missing shards that a note names."""
-RowName = tuple[Path, str, int]
-"""A row of a run, shards together: the run's path, row key and occurrence."""
+See = Callable[[Attempt, Score], None]
+Role = Literal["rollout", "duplicate", "failed rollout", "failed attempt", "failed duplicate"]
+"""What a line is among all that are read: a rollout that finished, or the last attempt at one that did not; another attempt at
+it; or what an earlier line or run has too."""
 
 
 class Run(NamedTuple):
@@ -63,83 +67,49 @@ class Run(NamedTuple):
         return self.path.parent if self.shard[1] > 1 else self.path
 
 
-class Reading:
-    """The rollouts of a run as they are read, and which of its plan were there."""
+@dataclass(frozen=True)
+class RunTable:
+    """Runs read as one: what every table, report and export is made of."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.planned = None if run.extent is None else read_planned(run.path, run.extent)
-        self.there, self.strange, self.twice = IdentitySet(), IdentitySet(), IdentitySet()
-        """Rollouts of the plan, others, and those that an earlier line or run has too."""
-        self.also_in: Path | None = None
-        """The run that has the first of `twice`."""
-        self._failed: list[Attempt] = []
-        """Those among the rollouts: NeMo Gym's file has failed ones, too."""
-
-    def rollouts(self) -> Iterator[Attempt]:
-        """Yield its finished rollouts."""
-        for attempt in stored_attempts(self.run.rollouts):
-            if attempt.has_failed:
-                self._failed.append(attempt)
-                continue
-            planned = self.planned is None or attempt.identity in self.planned
-            (self.there if planned else self.strange).add(attempt.identity)
-            yield attempt
-
-    def failed_attempts(self) -> Iterator[Attempt]:
-        """Yield the failed attempts, of a file the last one of each rollout that NeMo Gym noted."""
-        yield from self._failed
-        if self.run.is_file:
-            yield from read_gym_failures(self.run.path)
-        else:
-            yield from stored_attempts(self.run.path / FAILURES)
-
-
-class Runs:
-    """Runs read as one, each rollout once: what every table, report and export is made of."""
-
-    def __init__(self, paths: Iterable[Path], *, first_of_overlap: bool = False) -> None:
-        """Find the runs at `paths`, directories (shards included) and files of rollouts that NeMo Gym collected.
-
-        A rollout that is in two runs is refused, or taken from the first one (`first_of_overlap`). Raises `DataError` if no
-        path holds a run, and `ConfigError` for runs of different policies.
-        """
-        self.paths = list(paths)
-        self.runs: list[Run] = []
-        self._without: list[str] = []
-        for path in self.paths:
-            runs = runs_at(path)
-            if not runs:
-                self._without.append(f"{path} holds no run: neither it nor a shard in it has a {RUN}")
-            for run in runs:
-                self._add(run)
-        if not self.runs:
-            raise DataError(self._without[0], path=str(self.paths[0]))
-        self._first_of_overlap = first_of_overlap
-        self.missing: list[str] = []
-        """Notes on runs, shards and rollouts that are missing; complete after `rollouts`."""
-        self.missing_shards: list[str] = []
-        """Those of `missing` that hold for a run under way, too."""
-        self.lost: list[str] = []
-        """Notes on rollouts that failed permanently; complete after `rollouts`."""
-        self.notes: list[str] = []
-        """Notes on rollouts that are in two runs, or in a run but not in its plan; complete after `rollouts`."""
-        self._start_over()
+    paths: Sequence[Path]
+    """Where they were looked for."""
+    runs: Sequence[Run]
+    tasks: CollectedTasks
+    """Their rollouts, each counted once."""
+    reward_parts: Sequence[str]
+    """The names of all parts of rewards of rollouts that finished."""
+    strange: Sequence[str]
+    """Notes on rollouts that are in two runs, or in none's plan."""
+    lost: Sequence[str]
+    """Notes on rollouts that failed permanently."""
+    gaps: Sequence[str]
+    """Notes on paths without a run, and on rollouts that are not there, which a run under way has yet to do."""
+    missing_shards: Sequence[str]
+    """Notes on shards that are not there, or that were run differently."""
 
     @property
-    def _described(self) -> Run | None:
-        """The first run that says which policy it had."""
-        return next((run for run in self.runs if run.policy is not None), None)
+    def missing(self) -> list[str]:
+        return [*self.gaps, *self.missing_shards]
+
+    @property
+    def notes(self) -> list[str]:
+        """Everything that a reader of the numbers has to know."""
+        return [*self.strange, *self.lost, *self.missing, *self.tasks.notes]
 
     @property
     def policy(self) -> Mapping[str, Any] | None:
         """The policy of all runs; `None` for rollouts that NeMo Gym collected."""
-        return None if self._described is None else self._described.policy
+        return next((run.policy for run in self.runs if run.policy is not None), None)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether recorded rollouts answered for the policy."""
+        return self.policy is not None and self.policy.get("type") == "replay"
 
     @property
     def created(self) -> int | None:
         """Start of the first run, in seconds since 1970."""
-        return None if self._described is None else self._described.created
+        return next((run.created for run in self.runs if run.policy is not None), None)
 
     @property
     def is_example(self) -> bool:
@@ -152,168 +122,77 @@ class Runs:
         totals = [None if run.extent is None else run.extent.rollouts for run in self.runs]
         return None if None in totals else sum(total or 0 for total in totals)
 
-    def rollouts(self) -> Iterator[Attempt]:
-        """Yield every finished rollout, from the first one. Raises `ConfigError` at the end if some are in two runs."""
-        self._start_over()
-        for reading in self._readings:
-            for attempt in reading.rollouts():
-                self._environments[_row_name(reading.run, attempt)] = attempt.environment
-                if self._finished[attempt.environment].add(attempt.identity):
-                    yield attempt
-                else:
-                    reading.also_in = reading.also_in or self._first_with(attempt)
-                    reading.twice.add(attempt.identity)
-        self._take_notes()
+    def rollouts(self, *, failed: bool = False) -> Iterator[Attempt]:
+        """Read every rollout that finished once more and, with `failed`, then those that failed permanently."""
+        return rollouts_of(self.runs, failed=failed)
 
-    def failures(self) -> Iterator[Attempt]:
-        """Yield the failure of every rollout that failed permanently and finished in no run; call it after `rollouts`."""
-        failed: dict[str, IdentitySet] = defaultdict(IdentitySet)
-        for reading in self._readings:
-            for attempt in self._placed(reading):
-                finished = attempt.identity in self._finished[attempt.environment]
-                if attempt.final and not finished and failed[attempt.environment].add(attempt.identity):
-                    yield attempt
-
-    def failed_attempts(self) -> Iterator[Attempt]:
-        """Yield every failed attempt; call it after `rollouts`."""
-        for reading in {reading.run.path.resolve(): reading for reading in self._readings}.values():
-            yield from self._placed(reading)
-
-    def _take_notes(self) -> None:
-        """Note gaps, lost and strange rollouts, and duplicates. Raises `ConfigError` for the last, unless the first is taken."""
-        self.missing_shards = [*self._missing_shards(), *self._uneven_shards()]
-        self.missing, self.lost, self.notes, overlaps = [*self._without], [], [], []
-        for reading in self._readings:
-            run = reading.run
-            if reading.twice.first:
-                overlaps.append(
-                    f"{len(reading.twice)} rollouts of {run.path} are in {reading.also_in} too ({reading.twice.first})"
-                )
-            if reading.strange.first:
-                self.notes.append(
-                    f"{run.path}: its last command asked for fewer rows, repeats or seeds; {len(reading.strange)} older "
-                    f"rollouts are still included ({reading.strange.first})"
-                )
-            self._note_gaps(reading)
-        self.missing += self.missing_shards
-        if overlaps and not self._first_of_overlap:
-            raise ConfigError(
-                f"{'; '.join(overlaps)}; leave one out, or take each from the first: --overlap first"
-            )
-        self.notes += (f"{overlap}; the first is taken" for overlap in overlaps)
-
-    def _note_gaps(self, reading: Reading) -> None:
-        """Note the rollouts of a run that failed permanently, and those of its plan that are not there."""
-        run, there = reading.run, reading.there
-        total = None if run.extent is None else run.extent.rollouts
-        if not (run.is_file if total is None else len(there) < total):
-            return
-        lost = IdentitySet()
-        for attempt in reading.failed_attempts():
-            planned = reading.planned is None or attempt.identity in reading.planned
-            if attempt.final and planned and attempt.identity not in there:
-                lost.add(attempt.identity)
-        count = len(there) + len(lost) if total is None else total
-        if len(lost):
-            self.lost.append(f"{run.path}: {len(lost)} of {count} rollouts failed")
-        if (gone := count - len(there) - len(lost)) > 0:
-            self.missing.append(f"{run.path}: {gone} of {count} rollouts are missing")
-
-    def _start_over(self) -> None:
-        self._readings = [Reading(run) for run in self.runs]
-        self._finished: dict[str, IdentitySet] = defaultdict(IdentitySet)
-        self._environments: dict[RowName, str] = {}
-        """Environments of rows, as their finished rollouts name them: a failure may not know it."""
-
-    def _placed(self, reading: Reading) -> Iterator[Attempt]:
-        """Yield a run's failed attempts; one that reached no environment gets that of its row's finished rollouts."""
-        for attempt in reading.failed_attempts():
-            known = self._environments.get(_row_name(reading.run, attempt), "")
-            yield attempt if attempt.environment or not known else attempt.in_environment(known)
-
-    def _add(self, run: Run) -> None:
-        """Add a run. Raises `ConfigError` if its policy is another one, or if it scores context overflows otherwise."""
-        first = self._described or run
-        if run.policy is not None and (changed := differences(_deciding(first), _deciding(run))):
-            raise ConfigError(
-                f"{first.path} and {run.path} have different settings ({'; '.join(changed)}); read them separately, or "
-                f"both with gymgate compare {shlex.quote(str(first.path))} {shlex.quote(str(run.path))}"
-            )
-        self.runs.append(run)
-
-    def _first_with(self, attempt: Attempt) -> Path:
-        key = attempt.environment, attempt.identity
-        return next(
-            run.path
-            for run in self.runs
-            if any(key == (other.environment, other.identity) for other in Reading(run).rollouts())
-        )
-
-    def _missing_shards(self) -> Iterator[str]:
-        shards: dict[tuple[Path, int], set[int]] = {}
-        for run in self.runs:
-            index, count = run.shard
-            shards.setdefault((run.whole, count), set()).add(index)
-        for (path, count), there in shards.items():
-            absent = list(islice((index for index in range(1, count + 1) if index not in there), _NAMED + 1))
-            if absent:  # as many as somebody's file says
-                more = ", ..." if len(absent) > _NAMED else ""
-                yield f"{path}: shards {', '.join(map(str, absent[:_NAMED]))}{more} of {count} are missing"
-
-    def _uneven_shards(self) -> Iterator[str]:
-        """Name the shards of one run whose commands had different rows, repeats or seeds."""
-        extents: dict[tuple[Path, int], dict[str, str]] = {}
-        for run in self.runs:
-            if run.extent is not None and run.shard[1] > 1:
-                extent = run.extent.model_dump(include={"rows", "repeats", "seeds"}, exclude_none=True)
-                text = ", ".join(f"{name} {value}" for name, value in extent.items())
-                extents.setdefault((run.whole, run.shard[1]), {}).setdefault(text, run.path.name)
-        for (path, _), names in extents.items():
-            if len(names) > 1:
-                described = "; ".join(f"{name} has {text}" for text, name in names.items())
-                yield f"{path}: its shards were run differently, so rollouts are missing ({described})"
+    def refuse_empty(self) -> None:
+        """Raise `DataError` if there is no rollout, finished, failed or planned."""
+        if not self.tasks.tasks and not self.missing:
+            raise DataError(f"no rollouts in {', '.join(map(str, self.paths))}", path=str(self.paths[0]))
 
 
 def read_runs(
-    paths: Iterable[Path], *, answer_key: str | None = None, first_of_overlap: bool = False
-) -> CollectedTasks:
-    """Read the runs at `paths` by task. Raises as `Runs` does."""
-    return read_tasks(Runs(paths, first_of_overlap=first_of_overlap), answer_key)
-
-
-def read_tasks(
-    runs: Runs,
+    paths: Iterable[Path],
+    *,
     answer_key: str | None = None,
-    see: Callable[[Attempt], None] = lambda _: None,
-    see_attempt: Callable[[Attempt], None] = lambda _: None,
-) -> CollectedTasks:
-    """Read runs by task; the answer is in `answer_key`, else in the first known field.
+    first_of_overlap: bool = False,
+    see: See | None = None,
+    see_attempt: Callable[[Attempt], None] | None = None,
+) -> RunTable:
+    """Read the runs at `paths`, directories (shards included) and files of rollouts that NeMo Gym collected.
 
-    `see` gets each rollout that finished, and then each that failed permanently; `see_attempt` gets each failed attempt.
+    The answer of a rollout is in `answer_key` of its result, else in the first known field. `see` gets each rollout, first
+    those that finished, then those that failed permanently; `see_attempt` gets each failed attempt, after the rollouts that
+    finished. A rollout that is in two runs is refused, or taken from the first one (`first_of_overlap`). Raises `DataError` if
+    no path holds a run or a line is malformed, and `ConfigError` for runs of different policies.
     """
-    collected = CollectedTasks(policy=runs.policy, created=runs.created)
-    for attempt in runs.rollouts():
-        collected.add(attempt, answer_key)
-        see(attempt)
-    for attempt in runs.failures():
-        collected.fail(attempt)
-        see(attempt)
-    for attempt in runs.failed_attempts():
-        collected.usage.add(attempt.environment, attempt.tokens)
-        see_attempt(attempt)
-    collected.lost, collected.strange, collected.missing = runs.lost, runs.notes, runs.missing
-    return collected
+    paths = list(paths)
+    runs, without = _find_runs(paths)
+    tasks, parts = CollectedTasks(), dict[str, None]()
+    tallies = [_Tally(run) for run in runs]
+    for number, attempt, role in _read(runs):
+        tally = tallies[number]
+        tally.add(attempt, role)
+        if role == "duplicate":
+            tally.also_in = tally.also_in or _first_with(attempt, runs)
+        if role in ("duplicate", "failed duplicate"):
+            continue
+        score = score_of(attempt, answer_key)
+        if role == "failed attempt":
+            tasks.add_attempt(score)
+        else:
+            tasks.add(score)
+            if see is not None:
+                see(attempt, score)
+        if role == "rollout":
+            parts.update(dict.fromkeys(attempt.reward_parts or ()))
+        elif see_attempt is not None:
+            see_attempt(attempt)
+    overlaps = [note for tally in tallies for note in tally.overlaps()]
+    if overlaps and not first_of_overlap:
+        raise ConfigError(
+            f"{'; '.join(overlaps)}; leave one out, or take each from the first: --overlap first"
+        )
+    return RunTable(
+        paths,
+        runs,
+        tasks,
+        reward_parts=sorted(parts),
+        strange=[
+            *(note for tally in tallies for note in tally.strange_ones()),
+            *(f"{overlap}; the first is taken" for overlap in overlaps),
+        ],
+        lost=[note for tally in tallies for note in tally.lost_ones()],
+        gaps=[*without, *(note for tally in tallies for note in tally.gaps())],
+        missing_shards=[*_missing_shards(runs), *_uneven_shards(runs)],
+    )
 
 
-def refuse_empty(runs: Runs, collected: CollectedTasks) -> None:
-    """Raise `DataError` for runs without a rollout, finished, failed or planned."""
-    if not collected.tasks and not collected.missing:
-        raise DataError(f"no rollouts in {', '.join(map(str, runs.paths))}", path=str(runs.paths[0]))
-
-
-def _deciding(run: Run) -> dict[str, Any]:
-    """Return the settings that runs which are read together must have in common."""
-    return {"policy": run.policy, "context_overflow": context_overflow_of(run.settings)}
+def rollouts_of(runs: Sequence[Run], *, failed: bool = False) -> Iterator[Attempt]:
+    """Yield every rollout of runs that finished, once, and then with `failed` those that failed permanently."""
+    roles = ("rollout", "failed rollout") if failed else ("rollout",)
+    return (attempt for _, attempt, role in _read(runs, failed=failed) if role in roles)
 
 
 def runs_at(path: Path) -> list[Run]:
@@ -327,6 +206,42 @@ def runs_at(path: Path) -> list[Run]:
     return [_read_description(directory) for directory in run_directories(path)]
 
 
+def _find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Return the runs at paths, and a note on each path without one.
+
+    Raises `DataError` if there is none, and `ConfigError` for runs of different policies or that score context overflows
+    differently.
+    """
+    runs: list[Run] = []
+    without = []
+    first: Run | None = None
+    for path in paths:
+        there = runs_at(path)
+        if not there:
+            without.append(f"{path} holds no run: neither it nor a shard in it has a {RUN}")
+        for run in there:
+            if run.policy is not None:
+                first = first or run
+                _refuse_other_policy(first, run)
+        runs += there
+    if not runs:
+        raise DataError(without[0], path=str(paths[0]))
+    return runs, without
+
+
+def _refuse_other_policy(first: Run, run: Run) -> None:
+    if changed := differences(_deciding(first), _deciding(run)):
+        raise ConfigError(
+            f"{first.path} and {run.path} have different settings ({'; '.join(changed)}); read them separately, or "
+            f"both with gymgate compare {shlex.quote(str(first.path))} {shlex.quote(str(run.path))}"
+        )
+
+
+def _deciding(run: Run) -> dict[str, Any]:
+    """Return the settings that runs which are read together must have in common."""
+    return {"policy": run.policy, "context_overflow": context_overflow_of(run.settings)}
+
+
 def _read_description(path: Path) -> Run:
     described = read_run(path)
     settings = described["settings"]
@@ -336,6 +251,131 @@ def _read_description(path: Path) -> Run:
     return Run(path, settings, policy, extent, described.get("created"))
 
 
-def _row_name(run: Run, attempt: Attempt) -> RowName:
-    """Return what a rollout's row is called within its run, whatever its environment is."""
-    return run.whole, attempt.row_key, attempt.occurrence
+def _read(runs: Sequence[Run], *, failed: bool = True) -> Iterator[tuple[int, Attempt, Role]]:
+    """Yield every line of runs with its run's number: all rollouts that finished and then, with `failed`, the failed attempts.
+
+    The former come first because they decide what the latter are: a rollout may have failed in one run, or before
+    `--rerun-failed`, and finished in the next, and an attempt that reached no environment gets that of its row's rollouts.
+    """
+    finished: dict[str, IdentitySet] = defaultdict(IdentitySet)
+    environments: dict[tuple[Path, str, int], str] = {}
+    failed_lines: dict[int, list[Attempt]] = defaultdict(list)  # NeMo Gym's files of rollouts have some
+    for number, run in enumerate(runs):
+        for attempt in stored_attempts(run.rollouts):
+            if attempt.has_failed:
+                failed_lines[number].append(attempt)
+                continue
+            environments[run.whole, attempt.row_key, attempt.occurrence] = attempt.environment
+            is_first = finished[attempt.environment].add(attempt.identity)
+            yield number, attempt, "rollout" if is_first else "duplicate"
+    if not failed:
+        return
+    lost: dict[str, IdentitySet] = defaultdict(IdentitySet)
+    read: set[Path] = set()
+    for number, run in enumerate(runs):
+        is_first = (path := run.path.resolve()) not in read
+        read.add(path)
+        for attempt in chain(failed_lines[number], _failed_attempts(run)):
+            environment = environments.get((run.whole, attempt.row_key, attempt.occurrence), "")
+            if not attempt.environment and environment:
+                attempt = attempt.in_environment(environment)
+            if not is_first:
+                yield number, attempt, "failed duplicate"
+            elif (
+                attempt.final
+                and attempt.identity not in finished[attempt.environment]
+                and lost[attempt.environment].add(attempt.identity)
+            ):
+                yield number, attempt, "failed rollout"
+            else:
+                yield number, attempt, "failed attempt"
+
+
+def _failed_attempts(run: Run) -> Iterator[Attempt]:
+    """Yield a run's failed attempts, of a file the last one of each rollout that NeMo Gym noted."""
+    return read_gym_failures(run.path) if run.is_file else stored_attempts(run.path / FAILURES)
+
+
+def _first_with(attempt: Attempt, runs: Sequence[Run]) -> Path:
+    """Return the first run that has a rollout."""
+    key = attempt.environment, attempt.identity
+    return next(
+        run.path
+        for run in runs
+        if any(key == (other.environment, other.identity) for other in rollouts_of([run]))
+    )
+
+
+class _Tally:
+    """Which rollouts of a run's plan are there."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.planned = None if run.extent is None else read_planned(run.path, run.extent)
+        self.there, self.strange, self.twice = IdentitySet(), IdentitySet(), IdentitySet()
+        """Rollouts of the plan that finished, others, and those that an earlier line or run has too."""
+        self.lost = IdentitySet()
+        """Those of the plan that failed permanently."""
+        self.also_in: Path | None = None
+        """The run that has the first of `twice`."""
+
+    def add(self, attempt: Attempt, role: Role) -> None:
+        is_planned = self.planned is None or attempt.identity in self.planned
+        if role in ("rollout", "duplicate"):
+            (self.there if is_planned else self.strange).add(attempt.identity)
+        elif attempt.final and is_planned and attempt.identity not in self.there:
+            self.lost.add(attempt.identity)
+        if role == "duplicate":
+            self.twice.add(attempt.identity)
+
+    @property
+    def total(self) -> int | None:
+        """Rollouts of the plan; of a file, those that finished or failed; `None` if nothing says."""
+        if self.run.extent is None:
+            return len(self.there) + len(self.lost)
+        return self.run.extent.rollouts
+
+    def overlaps(self) -> Iterator[str]:
+        if self.twice.first:
+            yield f"{len(self.twice)} rollouts of {self.run.path} are in {self.also_in} too ({self.twice.first})"
+
+    def strange_ones(self) -> Iterator[str]:
+        if self.strange.first:
+            yield (
+                f"{self.run.path}: its last command asked for fewer rows, repeats or seeds; {len(self.strange)} older "
+                f"rollouts are still included ({self.strange.first})"
+            )
+
+    def lost_ones(self) -> Iterator[str]:
+        if self.total is not None and len(self.there) < self.total and len(self.lost):
+            yield f"{self.run.path}: {len(self.lost)} of {self.total} rollouts failed"
+
+    def gaps(self) -> Iterator[str]:
+        if self.total is not None and (gone := self.total - len(self.there) - len(self.lost)) > 0:
+            yield f"{self.run.path}: {gone} of {self.total} rollouts are missing"
+
+
+def _missing_shards(runs: Sequence[Run]) -> Iterator[str]:
+    shards: dict[tuple[Path, int], set[int]] = {}
+    for run in runs:
+        index, count = run.shard
+        shards.setdefault((run.whole, count), set()).add(index)
+    for (path, count), there in shards.items():
+        absent = list(islice((index for index in range(1, count + 1) if index not in there), _NAMED + 1))
+        if absent:  # as many as somebody's file says
+            more = ", ..." if len(absent) > _NAMED else ""
+            yield f"{path}: shards {', '.join(map(str, absent[:_NAMED]))}{more} of {count} are missing"
+
+
+def _uneven_shards(runs: Sequence[Run]) -> Iterator[str]:
+    """Name the shards of one run whose commands had different rows, repeats or seeds."""
+    extents: dict[tuple[Path, int], dict[str, str]] = {}
+    for run in runs:
+        if run.extent is not None and run.shard[1] > 1:
+            extent = run.extent.model_dump(include={"rows", "repeats", "seeds"}, exclude_none=True)
+            text = ", ".join(f"{name} {value}" for name, value in extent.items())
+            extents.setdefault((run.whole, run.shard[1]), {}).setdefault(text, run.path.name)
+    for (path, _), names in extents.items():
+        if len(names) > 1:
+            described = "; ".join(f"{name} has {text}" for text, name in names.items())
+            yield f"{path}: its shards were run differently, so rollouts are missing ({described})"

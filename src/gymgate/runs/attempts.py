@@ -1,4 +1,4 @@
-"""`Attempt`: one line of a stored run, checked where it is read; every count of stored rollouts is made of it."""
+"""`Attempt`: one line of a stored run, checked where it is read."""
 
 from __future__ import annotations
 
@@ -11,34 +11,16 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from gymgate.core.config import POLICY, validation_message
 from gymgate.core.errors import ErrorKind
-from gymgate.rollouts.answers import answer_of
-from gymgate.rollouts.outcome import LARGEST, Outcome, number, outcome_of
+from gymgate.rollouts.outcome import LARGEST
 from gymgate.rollouts.record import RolloutStatus
 from gymgate.rollouts.row import TaskKey
-from gymgate.runs.costs import Seconds, Stored, StoredCall, Text, Tokens, Whole, tokens_of_calls
+from gymgate.runs.costs import Seconds, Stored, StoredCall, Text, Whole
 from gymgate.runs.plan import Identity
 from gymgate.runs.record import CollectedRollout, line_error
 
 RowKey = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{16}$")]
 Figure = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]
 """What `number` takes of a result."""
-Order = tuple[int, int]
-"""Seed and repeat of a task's rollout; without a seed -1, which is no seed."""
-
-
-ANSWER_KEYS = (
-    "extracted_answer",
-    "predicted_answer",
-    "predicted_value",
-    "extracted_label",
-    "extracted_model_code",
-    "extracted_code",
-    "extracted_sql",
-    "extracted_verdict",
-    "extracted_judgement",
-    "extracted_grade",
-)
-"""Fields of a result in which NeMo Gym's environments put the answer; the first that is there is taken."""
 
 
 def task_name(environment: str, line: int, occurrence: int) -> str:
@@ -79,7 +61,7 @@ class Attempt(Stored):
     limit: Text | None = None
     """What cut a truncated rollout short."""
     reward: Any = None
-    """As it is stored; `outcome` has what counts."""
+    """As it is stored; a `Score` has what counts."""
     reward_parts: dict[Text, Figure] | None = None
     metrics: dict[Text, Figure] | None = None
     error: StoredError | None = None
@@ -106,11 +88,6 @@ class Attempt(Stored):
         attempt._line = record, path, number
         return attempt
 
-    @classmethod
-    def of(cls, rollout: CollectedRollout) -> Attempt:
-        """Return a rollout that finished or failed just now."""
-        return cls.model_construct(**rollout.__dict__)
-
     @property
     def identity(self) -> Identity:
         """Which of the run's rollouts it is."""
@@ -121,68 +98,12 @@ class Attempt(Stored):
         return TaskKey(self.environment, self.row_key, self.occurrence)
 
     @property
-    def order(self) -> Order:
-        return -1 if self.seed is None else self.seed, self.repeat
-
-    @property
-    def outcome(self) -> Outcome:
-        """What it counts for."""
-        error = self.error and {"kind": self.error.kind, "retryable": self.error.retryable}
-        return outcome_of({"status": self.status, "limit": self.limit, "reward": self.reward, "error": error})
-
-    @property
     def has_failed(self) -> bool:
         return self.status == "failed" or self.error is not None
 
     @property
-    def is_no_number(self) -> bool:
-        """Whether its reward is not a finite number."""
-        return self.reward is not None and number(self.reward) is None
-
-    @property
-    def task_name(self) -> str:
-        return task_name(self.environment, self.line, self.occurrence)
-
-    @property
-    def expected_answer(self) -> Any:
-        """The right answer, where the result repeats its row's; else `None`."""
-        answer = answer_of(self.result or {})
-        return None if answer is None else answer.value
-
-    @property
-    def extracted_answer(self) -> Any:
-        """What the environment took for the policy's answer, where the result says it; else `None`."""
-        result = self.result or {}
-        return next((value for key in ANSWER_KEYS if (value := result.get(key)) is not None), None)
-
-    @property
     def policy_calls(self) -> Sequence[StoredCall] | None:
         return None if self.calls is None else [call for call in self.calls if call.model_server == POLICY]
-
-    @property
-    def call_count(self) -> int | None:
-        """How often the policy was called."""
-        return None if (calls := self.policy_calls) is None else len(calls)
-
-    @property
-    def output_tokens(self) -> int | None:
-        """Tokens that the policy sampled; `None` if an answer did not say."""
-        if (calls := self.policy_calls) is None:
-            return None
-        counts = [call.usage.output_tokens for call in calls if not 400 <= (call.status_code or 0) < 500]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
-
-    @property
-    def seconds(self) -> float | None:
-        return None if self.timing is None else self.timing.total_s
-
-    @property
-    def tokens(self) -> Mapping[str, Tokens | None]:
-        """Tokens by model server; without calls those of the policy are unknown."""
-        if self.usage is not None:
-            return self.usage
-        return {POLICY: None} if self.calls is None else tokens_of_calls(self.calls)
 
     def in_environment(self, environment: str) -> Self:
         """Return it as one of another environment."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gymgate.core.json_server import shortened
-from gymgate.rollouts import Outcome, Rollout, outcome_of
+from gymgate.rollouts import Outcome
 from gymgate.rollouts.outcome import Reason
 
 OVERALL = "all"
@@ -17,8 +15,6 @@ NOT_SCORED: tuple[Reason, ...] = ("failed", "masked", "unscored", "truncated", "
 """Outcomes with a column each where there are any; of these only truncated and overflowed rollouts are in the mean."""
 _MOST_CAUSES = 1000
 """Distinct messages that are counted; later ones count as one."""
-_ROUTE = re.compile(r"/ng-rollout/[^/\s]+")
-"""Left out of messages: rollouts that differ only in their gateway URL were masked for one reason."""
 
 
 @dataclass
@@ -32,40 +28,29 @@ class RolloutCounts:
     causes: Counter[str] = field(default_factory=Counter)
     """Why rollouts failed or were masked."""
 
-    @classmethod
-    def total(cls, several: Iterable[RolloutCounts]) -> RolloutCounts:
-        """Return all counts together."""
-        total = RolloutCounts()
-        for counts in several:
-            total.outcomes.update(counts.outcomes)
-            total.scored += counts.scored
-            total.reward_sum += counts.reward_sum
-            total.causes.update(counts.causes)
-        return total
-
-    def add(self, outcome: Outcome) -> None:
-        """Count a rollout."""
+    def add(self, outcome: Outcome, cause: str | None = None) -> str:
+        """Count a rollout, and why it failed or was masked; return the cause as it is counted, empty without one."""
         self.outcomes[outcome.reason] += 1
         if outcome.reward is not None:
             self.scored += 1
             self.reward_sum += outcome.reward
+        return "" if cause is None else self.add_cause(cause)
 
-    def add_rollout(self, rollout: Rollout) -> None:
-        """Count a rollout that finished or failed permanently, and why it failed or was masked."""
-        outcome = outcome_of(rollout)
-        self.add(outcome)
-        if rollout.error is not None:
-            self.add_cause(f"{rollout.error.type}: {rollout.error.message}")
-        elif outcome.reason == "masked":
-            result = rollout.result or {}
-            kind, why = result.get("failure_kind") or "no reason given", result.get("failure_reason") or ""
-            self.add_cause(f"masked: {kind} {_ROUTE.sub('', str(why))}")
-
-    def add_cause(self, text: str) -> None:
-        """Count why a rollout failed or was masked."""
+    def add_cause(self, text: str) -> str:
+        """Count why a rollout failed or was masked; return it as it is counted."""
         line = shortened(text)
-        known = line in self.causes or len(self.causes) < _MOST_CAUSES
-        self.causes[line if known else "other causes"] += 1
+        if line not in self.causes and len(self.causes) >= _MOST_CAUSES:
+            line = "other causes"
+        self.causes[line] += 1
+        return line
+
+    def forget_failure(self, cause: str) -> None:
+        """Count a failed rollout no more: a later attempt finished. `cause` is as it was counted."""
+        self.outcomes["failed"] -= 1
+        if cause:
+            self.causes[cause] -= 1
+            if not self.causes[cause]:
+                del self.causes[cause]
 
     @property
     def rollouts(self) -> int:

@@ -19,31 +19,31 @@ from gymgate.runs.record import line_error, read_values
 from gymgate.runs.rows import RowReader
 
 if TYPE_CHECKING:
-    from gymgate.runs.aggregate import Runs
+    from gymgate.runs.aggregate import RunTable
 
 TASK, ROLLOUT = "_ng_task_index", "_ng_rollout_index"
 
 
-def export_rollouts(runs: Runs, output: Path) -> int:
+def export_rollouts(table: RunTable, output: Path) -> int:
     """Write finished rollouts as NeMo Gym's collector does; how many.
 
-    The inputs that its profiler wants go to `NAME_materialized_inputs.jsonl` beside them. Raises `ConfigError` for
-    rollouts that are in two runs, `DataError` if a row's file has changed since, or if a file cannot be written.
+    The inputs that its profiler wants go to `NAME_materialized_inputs.jsonl` beside them. Raises
+    `DataError` if a row's file has changed since, or if a file cannot be written.
     """
     inputs = inputs_beside(output)
     count = 0
     with replacing(inputs) as materialized, replacing(output) as results:
-        for result, row in _numbered_rollouts(runs):
+        for result, row in _numbered_rollouts(table):
             results.write(codec.dumps(result) + b"\n")
             materialized.write(codec.dumps(row) + b"\n")
             count += 1
     return count
 
 
-def _numbered_rollouts(runs: Runs) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _numbered_rollouts(table: RunTable) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Results and inputs with NeMo Gym's numbers."""
-    rows, numbering = RowReader(), RolloutNumbers(runs)
-    for attempt in runs.rollouts():
+    rows, numbering = RowReader(), RolloutNumbers(table)
+    for attempt in table.rollouts():
         numbers = {**numbering.of(attempt), "agent_ref": agent_ref(attempt.agent)}
         row = rows.read(attempt.source, attempt.task_key, attempt.line)
         yield to_gym(attempt, numbers), {**row, **numbers}
@@ -52,8 +52,8 @@ def _numbered_rollouts(runs: Runs) -> Iterator[tuple[dict[str, Any], dict[str, A
 class RolloutNumbers:
     """NeMo Gym's numbers of tasks, and of the rollouts of a task (by seed and repeat); failed ones get further numbers."""
 
-    def __init__(self, runs: Runs) -> None:
-        orders = sorted({attempt.order for attempt in runs.rollouts()})
+    def __init__(self, table: RunTable) -> None:
+        orders = sorted({score.order for task in table.tasks.tasks.values() for score in task.scores})
         self._orders = {order: number for number, order in enumerate(orders)}
         self._tasks: dict[TaskKey, int] = {}
 
@@ -61,7 +61,7 @@ class RolloutNumbers:
         """Return the numbers of a rollout, for those that finished first, in their order."""
         return {
             TASK: self._tasks.setdefault(attempt.task_key, len(self._tasks)),
-            ROLLOUT: self._orders.setdefault(attempt.order, len(self._orders)),
+            ROLLOUT: self._orders.setdefault(attempt.identity.order, len(self._orders)),
         }
 
 
@@ -73,7 +73,7 @@ def agent_ref(name: str) -> dict[str, str]:
 def to_gym(attempt: Attempt, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """One line of NeMo Gym's rollouts.jsonl."""
     result = {**(attempt.result or {}), "reward": attempt.reward}
-    if attempt.outcome.reason == "masked":
+    if attempt.status == "masked":
         result["mask_sample"] = True
     return {**result, **numbers}
 

@@ -20,6 +20,10 @@ SEED_STRIDE = 1 << 20
 _SEED_ITEM = re.compile(r"(\d+)(?:-(\d+))?")
 
 
+Order = tuple[int, int]
+"""Seed and repeat of a task's rollout; without a seed -1, which is no seed."""
+
+
 class Identity(NamedTuple):
     """Names one rollout of a run, wherever its row stands in the input."""
 
@@ -30,6 +34,10 @@ class Identity(NamedTuple):
     repeat: int
     """0-based."""
     seed: int | None
+
+    @property
+    def order(self) -> Order:
+        return -1 if self.seed is None else self.seed, self.repeat
 
     def __str__(self) -> str:
         copy = f" (copy {self.occurrence + 1})" if self.occurrence else ""

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gymgate.core.config import POLICY
-from gymgate.rollouts import Rollout
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.costs import Prices, TokenUsage, tokens_of
-from gymgate.runs.counts import RolloutCounts
+from gymgate.runs.costs import Prices, TokenUsage
 from gymgate.runs.record import CollectedRollout
+from gymgate.runs.score import score_of
 from gymgate.runs.tasks import CollectedTasks
 
 _WINDOW_S = 60.0
@@ -39,7 +37,7 @@ class ReplicaRate:
 
 @dataclass
 class RunProgress:
-    """Counts rollouts as they finish. Numbers are of this process, but for `tasks`, which has the whole run."""
+    """Times and rates of this process, and in `tasks` the counts of the whole run."""
 
     total: int = 0
     resumed: int = 0
@@ -51,8 +49,7 @@ class RunProgress:
     tasks: CollectedTasks = field(default_factory=CollectedTasks)
     """Every rollout of the run, those of earlier processes included."""
     by_environment: Counter[str] = field(default_factory=Counter)
-    """Finished or given up."""
-    counts: RolloutCounts = field(default_factory=RolloutCounts)
+    """Finished or given up in this process: what rates are made of."""
     attempts_failed: int = 0
     failed_in_a_row: int = 0
     output_tokens: int = 0
@@ -73,19 +70,20 @@ class RunProgress:
         """Count a rollout that finished."""
         self.finished += 1
         self.failed_in_a_row = 0
-        self.tasks.add(Attempt.of(rollout))
+        self.tasks.add(score_of(rollout))
         self.output_tokens += sum(call.usage.output_tokens or 0 for call in rollout.policy_calls)
-        self._note(rollout)
+        self._note(rollout.environment)
 
     def count_failure(self, rollout: CollectedRollout, *, final: bool) -> None:
         """Count a failed attempt; `final` if no further one follows."""
         self.attempts_failed += 1
-        self.tasks.usage.add(rollout.environment, tokens_of(rollout))
-        if final:
-            self.failed += 1
-            self.failed_in_a_row += 1
-            self.tasks.fail(Attempt.of(rollout))
-            self._note(rollout)
+        if not final:
+            self.tasks.add_attempt(score_of(rollout))
+            return
+        self.failed += 1
+        self.failed_in_a_row += 1
+        self.tasks.add(score_of(rollout))
+        self._note(rollout.environment)
 
     def sample_replicas(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Take the replicas' current states, as the stack's status shows them."""
@@ -145,9 +143,8 @@ class RunProgress:
         seconds = time.monotonic() - point[0]
         return (now - point[column]) / seconds if seconds > 0 else None
 
-    def _note(self, rollout: Rollout) -> None:
-        self.by_environment[rollout.environment] += 1
-        self.counts.add_rollout(rollout)
+    def _note(self, environment: str) -> None:
+        self.by_environment[environment] += 1
         self._note_time()
 
     def _note_time(self) -> None:

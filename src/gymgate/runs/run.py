@@ -163,16 +163,20 @@ class Collection:
         if self.directory is None or self.output is None:
             progress.total = total
             return ()
+        # Before anything is made: a directory that this command may not write to is left as it is.
         _refuse_other_split(self.output, self.plan.shard)
+        # From here on no other process writes to it, so what it holds is read once, now, and added to as rollouts end.
         kept = exits.enter_context(
             open_run(self.directory, self.settings(), extent_of(self.plan), self.plan.row_keys())
         )
         self._refuse_moved_copies(kept)
+        # Its tasks become the progress's, so that the table at the end has earlier processes' rollouts, too.
         self._kept, progress.tasks, progress.total = kept, kept.tasks, total
         if kept.repaired:
             self.log(
                 f"{self.directory}: cut off {kept.repaired} bytes of a line that a killed run did not finish"
             )
+        # Before it is counted what is there already: rollouts that are retried are still to do.
         if self.rerun_failed:
             kept.retry_failed()
         if len(kept.done) or kept.given_up:

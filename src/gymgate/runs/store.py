@@ -17,11 +17,12 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.core.files import open_regular, replacing
-from gymgate.runs.aggregate import Runs, read_tasks
+from gymgate.runs.aggregate import read_runs
 from gymgate.runs.attempts import Attempt
 from gymgate.runs.layout import FAILURES, FORMAT, ROLLOUTS, ROWS, RUN, read_run
 from gymgate.runs.plan import Identity, IdentitySet
 from gymgate.runs.record import CollectedRollout, failure_line, to_line
+from gymgate.runs.score import Score
 from gymgate.runs.settings import differences
 
 LOCK = ".lock"
@@ -99,10 +100,10 @@ class RunDirectory(Container[Identity]):
         """Failed attempts of rollouts that have not finished, by the error's class."""
         self.given_up: set[Identity] = set()
         """Rollouts that failed permanently."""
-        # After the rollouts, failed attempts: those of one that finished in the end do not count.
-        self.tasks = read_tasks(
-            Runs([path], first_of_overlap=True), see=self._see, see_attempt=self._see_failure
-        )
+        # Rollouts that finished come first: failed attempts at one that finished in the end do not count.
+        self.tasks = read_runs(
+            [path], first_of_overlap=True, see=self._see, see_attempt=self._see_failure
+        ).tasks
         """What was there when it was opened."""
 
     @property
@@ -149,7 +150,7 @@ class RunDirectory(Container[Identity]):
         if final:
             self.given_up.add(identity)
 
-    def _see(self, attempt: Attempt) -> None:
+    def _see(self, attempt: Attempt, _: Score) -> None:
         if not attempt.has_failed:
             self.done.add(attempt.identity)
 

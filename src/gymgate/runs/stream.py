@@ -15,7 +15,8 @@ from gymgate.core.errors import ConfigError
 from gymgate.gym.row_sources import RowSource, open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts.row import make_row
-from gymgate.runs.aggregate import Runs
+from gymgate.runs.aggregate import rollouts_of as stored_rollouts_of
+from gymgate.runs.aggregate import runs_at
 from gymgate.runs.pace import Pace
 from gymgate.runs.plan import IdentitySet, PlannedIdentities, RolloutPlan, checked_shard
 from gymgate.runs.policies import ask_models
@@ -173,15 +174,9 @@ async def rollouts_of(
     async def put_finished() -> None:
         if not include_finished or run.directory is None:
             return
-        planned, finished = PlannedIdentities(run.plan.row_keys(), extent_of(run.plan)), IdentitySet()
-        runs = Runs([run.directory], first_of_overlap=True)
-        for attempt in runs.rollouts():
-            if attempt.identity in planned and finished.add(attempt.identity):
-                tell(attempt.rollout())
-                await room.wait()
-        failed = {attempt.identity: attempt for attempt in runs.failed_attempts() if attempt.final}
-        for attempt in [] if run.rerun_failed else failed.values():
-            if attempt.identity in planned and attempt.identity not in finished:
+        planned, ended = PlannedIdentities(run.plan.row_keys(), extent_of(run.plan)), IdentitySet()
+        for attempt in stored_rollouts_of(runs_at(run.directory), failed=not run.rerun_failed):
+            if attempt.identity in planned and ended.add(attempt.identity):
                 tell(attempt.rollout())
                 await room.wait()
 

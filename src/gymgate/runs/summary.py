@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.rollouts.notebook import html_table, html_text
-from gymgate.runs.aggregate import Runs, read_tasks, refuse_empty
+from gymgate.runs.aggregate import read_runs
 from gymgate.runs.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows
-from gymgate.runs.tasks import CollectedTasks
 
 MOST_NOTES = 20
 """Notes that a notebook shows."""
@@ -53,17 +52,10 @@ def summarize(
     that holds the answer. Raises `DataError` if a path holds no run or no rollout, and `ConfigError` for runs of different
     policies or with rollouts in common.
     """
-    runs = Runs([Path(each) for each in (run, *more)])
-    collected = read_tasks(runs, answer_key)
-    refuse_empty(runs, collected)
-    environments, notes = summary_of(collected, ks)
-    return RunSummary(environments, collected.replayed, notes)
-
-
-def summary_of(collected: CollectedTasks, ks: Sequence[int] | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the metrics of each environment, and what a reader of them has to know."""
-    notes = [*collected.notes, *notes_on_tasks(collected, ks)]
-    return summary_rows(collected, ks), notes
+    table = read_runs([Path(path) for path in (run, *more)], answer_key=answer_key)
+    table.refuse_empty()
+    notes = [*table.notes, *notes_on_tasks(table.tasks, ks)]
+    return RunSummary(summary_rows(table.tasks, ks), table.replayed, notes)
 
 
 def _shown(value: Any) -> str:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
-from gymgate.core import codec
 from gymgate.rollouts.outcome import Outcome
 from gymgate.rollouts.row import TaskKey
-from gymgate.runs.attempts import ANSWER_KEYS, Attempt, Order, task_name
+from gymgate.runs.attempts import task_name
 from gymgate.runs.costs import UsageCounts
 from gymgate.runs.counts import RolloutCounts
+from gymgate.runs.plan import Order
+from gymgate.runs.score import Score
 
-_ANSWERS = frozenset(ANSWER_KEYS)
-_LONGEST_ANSWER = 64
 _MOST_SHARED = 1 << 14
 """Scores that are remembered to be shared; others are kept apart, so that a run of many different answers costs no index."""
+_NO_FAILURES: Mapping[Order, str] = MappingProxyType({})
+"""One object for all tasks: an empty dict for each of a million takes 64 MB."""
 
 
 @dataclass(slots=True)
@@ -38,8 +39,8 @@ class Known:
         return self.total / self.count if self.count else None
 
 
-class Score(NamedTuple):
-    """The figures that are kept of one rollout."""
+class TaskScore(NamedTuple):
+    """What a task keeps of a rollout's score."""
 
     order: Order
     outcome: Outcome
@@ -51,16 +52,16 @@ class Task:
     """The rollouts of one row."""
 
     environment: str
-    agent: str
     row_key: str
     occurrence: int
+    agent: str
     task: int
     source: str
     line: int
-    scores: list[Score] = field(default_factory=list)
+    scores: list[TaskScore] = field(default_factory=list)
     """Of the rollouts that finished."""
-    failures: frozenset[Order] = frozenset()
-    """Rollouts that failed permanently."""
+    failures: Mapping[Order, str] = field(default_factory=lambda: _NO_FAILURES)
+    """Why rollouts failed permanently, as it is counted."""
     calls: Known = field(default_factory=Known)
     output_tokens: Known = field(default_factory=Known)
     seconds: Known = field(default_factory=Known)
@@ -78,7 +79,7 @@ class Task:
         """`ENVIRONMENT:LINE` of the row's file, with `#2` and so on for further equal rows."""
         return task_name(self.environment, self.line, self.occurrence)
 
-    def measured(self) -> list[Score]:
+    def measured(self) -> list[TaskScore]:
         """Return the rollouts whose reward counts, in order."""
         return sorted(
             (score for score in self.scores if score.outcome.counted), key=lambda score: score.order
@@ -90,100 +91,69 @@ class Task:
 
 @dataclass
 class CollectedTasks:
-    """The rollouts of runs by task; `Runs` reads them, a run under way adds its own."""
+    """Rollouts by task, each counted once: those that were read, and those of a run under way."""
 
     tasks: dict[TaskKey, Task] = field(default_factory=dict)
     answer_keys: dict[str, str] = field(default_factory=dict)
     """By environment, the field of its results that holds the answer."""
-    missing: list[str] = field(default_factory=list)
-    """Notes on runs, shards and rollouts that are not there."""
-    lost: list[str] = field(default_factory=list)
-    """Notes on rollouts that failed permanently."""
-    strange: list[str] = field(default_factory=list)
-    """Notes on rollouts that are in two runs, or in none's plan."""
     not_numbers: int = 0
     """Rewards that are not finite numbers."""
     counts: RolloutCounts = field(default_factory=RolloutCounts)
     """All rollouts by outcome."""
     usage: UsageCounts = field(default_factory=UsageCounts)
     """Tokens of all rollouts, those of failed attempts included."""
-    policy: Mapping[str, Any] | None = None
-    """The policy in the settings of the runs; `None` for rollouts that NeMo Gym collected."""
-    created: int | None = None
-    """Start of the first run, in seconds since 1970."""
-    _scores: dict[Score, Score] = field(default_factory=dict)
+    _scores: dict[TaskScore, TaskScore] = field(default_factory=dict)
     """Scores that tasks share: most of a million are equal to one of some hundred."""
 
     @property
     def notes(self) -> list[str]:
-        """Everything that a reader of the numbers has to know."""
-        notes = [*self.strange, *self.lost, *self.missing]
-        if self.not_numbers:
-            notes.append(
-                f"{self.not_numbers} rewards are not finite numbers (at most 1e100) and are counted as unscored"
-            )
-        return notes
-
-    @property
-    def replayed(self) -> bool:
-        """Whether recorded rollouts answered for the policy."""
-        return self.policy is not None and self.policy.get("type") == "replay"
+        """What a reader has to know of the numbers themselves."""
+        if not self.not_numbers:
+            return []
+        return [
+            f"{self.not_numbers} rewards are not finite numbers (at most 1e100) and are counted as unscored"
+        ]
 
     def ordered(self) -> list[Task]:
         return sorted(
             self.tasks.values(), key=lambda task: (task.environment, task.task, task.row_key, task.occurrence)
         )
 
-    def add(self, attempt: Attempt, answer_key: str | None = None) -> None:
-        """Add a rollout that finished; its answer is in `answer_key`, else in the first known field that it has."""
-        task = self._task_of(attempt)
-        result = attempt.result or {}
-        keys = (answer_key,) if answer_key else ANSWER_KEYS if not _ANSWERS.isdisjoint(result) else ()
-        if (key := next((key for key in keys if key in result), None)) is not None:
-            self.answer_keys.setdefault(task.environment, key)
-        self.not_numbers += attempt.is_no_number
-        answer = None if key is None else short_answer(result[key])
-        order, outcome = attempt.order, attempt.outcome
-        task.scores.append(self._shared(Score(order, outcome, answer)))
-        self.counts.add(outcome)
-        if order in task.failures:
-            task.failures -= {order}
-            self.counts.outcomes["failed"] -= 1
-        task.calls.add(attempt.call_count)
-        task.output_tokens.add(attempt.output_tokens)
-        task.seconds.add(attempt.seconds)
-        self.usage.add(task.environment, attempt.tokens)
+    def add(self, score: Score) -> None:
+        """Count a rollout that finished or failed permanently. One that finishes after it had failed has not failed."""
+        self.usage.add(score.task.environment, score.tokens)
+        task = self._task_of(score)
+        if score.outcome.reason == "failed":
+            if score.order not in task.failures:
+                cause = self.counts.add(score.outcome, score.cause)
+                task.failures = {**task.failures, score.order: cause}
+            return
+        if score.order in task.failures:
+            failures = {**task.failures}
+            self.counts.forget_failure(failures.pop(score.order))
+            task.failures = failures
+        if score.answer_key is not None:
+            self.answer_keys.setdefault(task.environment, score.answer_key)
+        self.not_numbers += score.is_no_number
+        self.counts.add(score.outcome, score.cause)
+        task.scores.append(self._shared(TaskScore(score.order, score.outcome, score.answer)))
+        task.calls.add(score.calls)
+        task.output_tokens.add(score.output_tokens)
+        task.seconds.add(score.seconds)
 
-    def fail(self, attempt: Attempt) -> None:
-        """Add a rollout that failed permanently."""
-        task = self._task_of(attempt)
-        self.counts.outcomes["failed"] += attempt.order not in task.failures
-        task.failures |= {attempt.order}
+    def add_attempt(self, score: Score) -> None:
+        """Count the tokens of a failed attempt that was not its rollout's end."""
+        self.usage.add(score.task.environment, score.tokens)
 
-    def _shared(self, score: Score) -> Score:
+    def _shared(self, score: TaskScore) -> TaskScore:
         """Return an equal score that is there already."""
         if len(self._scores) < _MOST_SHARED:
             return self._scores.setdefault(score, score)
         return self._scores.get(score, score)
 
-    def _task_of(self, attempt: Attempt) -> Task:
-        if (task := self.tasks.get(attempt.task_key)) is None:
-            environment, row_key, occurrence = attempt.task_key
-            task = self.tasks[attempt.task_key] = Task(
-                environment=environment,
-                agent=attempt.agent,
-                row_key=row_key,
-                occurrence=occurrence,
-                task=attempt.task,
-                source=attempt.source,
-                line=attempt.line,
+    def _task_of(self, score: Score) -> Task:
+        if (task := self.tasks.get(score.task)) is None:
+            task = self.tasks[score.task] = Task(
+                *score.task, score.agent, score.position, score.source, score.line
             )
         return task
-
-
-def short_answer(value: Any) -> str | None:
-    """Return an answer as a short text; equal answers stay equal."""
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else codec.dumps(value, sort_keys=True).decode()
-    return text if len(text) <= _LONGEST_ANSWER else hashlib.sha256(text.encode()).hexdigest()

@@ -33,7 +33,7 @@ from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
 from gymgate.integrations.inspect.task import conversation_of, target_of
 from gymgate.results.tables import checked_table
 from gymgate.rollouts.transcript import items_of
-from gymgate.runs.aggregate import Runs
+from gymgate.runs.aggregate import RunTable
 from gymgate.runs.costs import TOKENS, Tokens, UsageCounts, tokens_of
 from gymgate.runs.record import CollectedRollout
 from gymgate.runs.settings import shown_settings
@@ -47,15 +47,15 @@ _STOPS = {
 }
 
 
-def export_log(runs: Runs, output: Path) -> int:
+def export_log(table: RunTable, output: Path) -> int:
     """Write one sample per finished rollout, and one with an error per rollout given up; returns how many.
 
     The log is of a cancelled eval if rollouts are missing. Its tokens are those of all attempts, failed ones included.
     Repeats of a row are the epochs of one sample. All of it is in memory at once. Raises `ConfigError` for another suffix
-    than .eval or .json and for rollouts that are in two runs, `DataError` if the file cannot be written.
+    than .eval or .json, `DataError` if the file cannot be written.
     """
     checked_table(output, (".eval", ".json"))
-    log = asyncio.run(_log_of(runs))
+    log = asyncio.run(_log_of(table))
     recompute_metrics(log)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -68,15 +68,12 @@ def export_log(runs: Runs, output: Path) -> int:
     return len(log.samples)
 
 
-async def _log_of(runs: Runs) -> EvalLog:
-    policy, settings = runs.policy or {}, runs.runs[0].settings if runs.runs else {}
+async def _log_of(table: RunTable) -> EvalLog:
+    policy, settings = table.policy or {}, table.runs[0].settings
     model = _model_of(policy)
     arguments = _task_arguments(settings)
-    attempts, used = list(runs.rollouts()), UsageCounts()
-    for attempt in (*attempts, *runs.failed_attempts()):
-        used.add(attempt.environment, attempt.tokens)
     rollouts = sorted(
-        (attempt.rollout() for attempt in (*attempts, *runs.failures())),
+        (attempt.rollout() for attempt in table.rollouts(failed=True)),
         key=lambda each: (
             *(each.environment, each.task, each.occurrence, each.repeat),
             -1 if each.seed is None else each.seed,
@@ -91,7 +88,7 @@ async def _log_of(runs: Runs) -> EvalLog:
     finished = [rollout.finished for rollout in rollouts]
     begun = [rollout.finished - rollout.timing.total_s for rollout in rollouts]
     return EvalLog(
-        status="cancelled" if runs.missing else "success",
+        status="cancelled" if table.missing else "success",
         eval=EvalSpec(
             created=_time(max(finished, default=0.0)),
             eval_id=uuid4().hex,
@@ -107,7 +104,7 @@ async def _log_of(runs: Runs) -> EvalLog:
             model_args={"responses_api": True} if policy.get("dialect") == "responses" else {},
             config=EvalConfig(epochs=max(epochs.values(), default=1)),
             packages={name: metadata.version(name) for name in ("gymgate", "inspect-ai")},
-            metadata={"runs": [str(run.path) for run in runs.runs]},
+            metadata={"runs": [str(run.path) for run in table.runs]},
             scorers=[  # names, as its eval writes them: Inspect has no public class for these
                 {"name": SCORER, "metrics": [{"name": "inspect_ai/mean"}, {"name": "inspect_ai/stderr"}]}
             ],
@@ -115,7 +112,7 @@ async def _log_of(runs: Runs) -> EvalLog:
         stats=EvalStats(
             started_at=_time(min(begun, default=0.0)),
             completed_at=_time(max(finished, default=0.0)),
-            model_usage=_usage(model, _total(used)),
+            model_usage=_usage(model, _total(table.tasks.usage)),
         ),
         samples=samples,
     )

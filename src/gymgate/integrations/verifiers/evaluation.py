@@ -7,7 +7,7 @@ import contextlib
 import math
 import shutil
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from verifiers.v1.cli.output import create_attempt_log_dir, output_path, write_c
 from verifiers.v1.cli.resolve import narrow_config, plugin_errors, with_positional_taskset
 from verifiers.v1.configs.cli.eval import EvalConfig
 from verifiers.v1.episode import Episode
-from verifiers.v1.trace import Error, Trace
+from verifiers.v1.trace import Timing, Trace
 from verifiers.v1.utils.interrupt import install_interrupt
 from verifiers.v1.utils.logging import setup_logging
 from verifiers.v1.utils.trace_store import TRACES_FILE
@@ -31,9 +31,10 @@ from gymgate.core.errors import ConfigError
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import INFO_KEY, NeMoGymConfig
-from gymgate.runs.attempts import Attempt
+from gymgate.runs.attempts import Attempt, StoredError
 from gymgate.runs.counts import RolloutCounts
 from gymgate.runs.metrics import summary_rows
+from gymgate.runs.score import score_of
 from gymgate.runs.tasks import CollectedTasks
 
 PROGRESS_S = 10.0
@@ -165,74 +166,69 @@ def _lines(path: Path) -> int:
 
 
 @dataclass
-class TimedCounts(RolloutCounts):
-    """With the time that the rollouts of this eval took, those that a resumed run kept left out."""
+class Rate:
+    """When rollouts of this eval ran; those that a resumed run kept are left out."""
 
     start: float = math.inf
     end: float = 0.0
-    timed: int = 0
-    """Rollouts between `start` and `end`."""
+    rollouts: int = 0
+
+    def add(self, timing: Timing) -> None:
+        spans = (timing.boot, timing.setup, timing.agent, timing.finalize, timing.scoring)
+        self.rollouts += 1
+        self.start = min(self.start, timing.start)
+        self.end = max(self.end, *(span.end for span in spans))
 
     @property
-    def rate(self) -> float | None:
+    def per_s(self) -> float | None:
         """Rollouts per second from the first one's start to the last one's end."""
-        return self.timed / (self.end - self.start) if self.end > self.start else None
+        return self.rollouts / (self.end - self.start) if self.end > self.start else None
 
 
 def closing_rows(
     episodes: Iterable[Episode[Any, Any, Any]], ks: Sequence[int] | None, since: float
 ) -> tuple[list[dict[str, Any]], RolloutCounts]:
     """Return the metrics of each environment, with its rate since a time, and the outcomes of all rollouts."""
-    environments, tasks = metrics_of(episodes, since)
-    rates = {name: counts.rate for name, counts in environments.items()}
-    rows = [{**row, "rollouts_per_s": rates.get(row["environment"])} for row in summary_rows(tasks, ks)]
-    return rows, RolloutCounts.total(environments.values())
+    tasks, rates = metrics_of(episodes, since)
+    per_s = {name: rate.per_s for name, rate in rates.items()}
+    rows = [{**row, "rollouts_per_s": per_s.get(row["environment"])} for row in summary_rows(tasks, ks)]
+    return rows, tasks.counts
 
 
 def metrics_of(
     episodes: Iterable[Episode[Any, Any, Any]], since: float = 0.0
-) -> tuple[dict[str, TimedCounts], CollectedTasks]:
-    """Return the outcomes of each environment's rollouts, and the tasks; rates are of rollouts that began after `since`."""
-    environments: defaultdict[str, TimedCounts] = defaultdict(TimedCounts)
-    tasks = CollectedTasks()
+) -> tuple[CollectedTasks, dict[str, Rate]]:
+    """Return the tasks, and the rate of each environment's rollouts that began after `since`."""
+    tasks, rates = CollectedTasks(), defaultdict[str, Rate](Rate)
+    repeats: Counter[tuple[str, str]] = Counter()
     for episode in episodes:
         data = episode.task.data.model_dump(mode="json", include={"id", "idx", "gym"})
         name = (data.get("gym") or {}).get("environment") or episode.env.id or "?"
-        metrics, row_key = environments[name], str(data.get("id") or data.get("idx"))
+        row_key = str(data.get("id") or data.get("idx"))
         for error in episode.errors:
-            metrics.add_cause(_line(error))
+            tasks.counts.add_cause(f"{error.type}: {error.message}")
         traces: list[Trace[Any] | None] = [*episode.traces]
         for trace in traces or [None]:
             rollout: dict[str, Any] = {"status": "failed"} if trace is None else _rollout(trace)
-            attempt = Attempt.model_construct(environment=name, row_key=row_key, repeat=0, **rollout)
-            outcome = attempt.outcome
-            metrics.add(outcome)
-            tasks.add(attempt)
-            if trace is None:
-                continue
-            if outcome.reason == "failed" and trace.errors:
-                metrics.add_cause(_line(trace.errors[-1]))
-            timing = trace.timing
-            if timing.start > since:
-                spans = (timing.boot, timing.setup, timing.agent, timing.finalize, timing.scoring)
-                metrics.timed += 1
-                metrics.start = min(metrics.start, timing.start)
-                metrics.end = max(metrics.end, *(span.end for span in spans))
-    return dict(sorted(environments.items())), tasks
+            repeat = repeats[name, row_key]
+            repeats[name, row_key] += 1
+            attempt = Attempt.model_construct(environment=name, row_key=row_key, repeat=repeat, **rollout)
+            tasks.add(score_of(attempt))
+            if trace is not None and trace.timing.start > since:
+                rates[name].add(trace.timing)
+    return tasks, rates
 
 
 def _rollout(trace: Trace[Any]) -> dict[str, Any]:
     """Return status and reward of a trace, as a line of a run has them; parts of a reward have weight 0."""
-    if not trace.ok:
-        return {"status": "failed"}
+    rollout = (trace.info.get(INFO_KEY) or {"status": "completed"}) if trace.ok else {"status": "failed"}
+    if rollout.get("status") == "failed":
+        last = trace.errors[-1] if trace.errors else None
+        error = last and StoredError.model_construct(type=last.type, message=last.message)
+        return {"status": "failed", "error": error}
     weighted = [reward.value for reward in trace.rewards.values() if reward and reward.weight]
-    rollout = trace.info.get(INFO_KEY) or {"status": "completed"}
     return {
         "status": rollout.get("status"),
         "result": rollout.get("result"),
         "reward": math.fsum(weighted) if weighted else None,
     }
-
-
-def _line(error: Error) -> str:
-    return f"{error.type}: {error.message}"

@@ -28,7 +28,7 @@ from gymgate.integrations.verifiers.taskset import (
 from gymgate.results.tables import checked_table
 from gymgate.rollouts import outcome_of
 from gymgate.rollouts.transcript import items_of
-from gymgate.runs.aggregate import Runs
+from gymgate.runs.aggregate import RunTable
 from gymgate.runs.record import CollectedRollout
 
 WireTrace = Trace[WireTaskData, State, WireAgentConfig]
@@ -36,17 +36,16 @@ WireEpisode = Episode[WireTaskData, State, WireAgentConfig]
 _FINISH_REASONS = ("stop", "length", "tool_calls")
 
 
-def export_traces(runs: Runs, output: Path) -> int:
+def export_traces(table: RunTable, output: Path) -> int:
     """Write an episode per finished rollout, as verifiers saves them (`traces.jsonl`); returns how many.
 
-    Raises `ConfigError` for another suffix than .jsonl and for rollouts that are in two runs, `DataError` if the file
-    cannot be written.
+    Raises `ConfigError` for another suffix than .jsonl, `DataError` if the file cannot be written.
     """
     checked_table(output, (".jsonl",))
     adapter = TypeAdapter(WireEpisode)
     count = 0
     with replacing(output) as file:
-        for attempt in runs.rollouts():
+        for attempt in table.rollouts():
             file.write(adapter.dump_json(episode_of(attempt.rollout()), exclude_none=True) + b"\n")
             count += 1
     return count
