@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> None:
     from benchmarks.scripted_policy import scripted_policy
 
     with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name, scripted_policy() as url:
-        hook = "import sys\nif 'gymgate.stack.daemon' in sys.orig_argv:\n"
+        hook = "import sys\nif 'gymgate.stack.daemon.process' in sys.orig_argv:\n"
         hook += f"    sys.path.append({str(Path(__file__).parent.parent)!r})\n"
         hook += "    from benchmarks.calls import count_in_daemon\n    count_in_daemon()\n"
         (Path(name) / "sitecustomize.py").write_text(hook)

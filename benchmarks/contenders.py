@@ -24,8 +24,8 @@ from gymgate.gym.catalog import Catalog
 from gymgate.gym.runtime import Runtime
 from gymgate.stack import Stack
 from gymgate.stack.container_removal import Containers
-from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.running_environment import RunningEnvironment, StackContext
+from gymgate.stack.daemon.forkserver_pool import ForkServerPool
+from gymgate.stack.daemon.running_environment import RunningEnvironment, StackContext
 
 ENVIRONMENT = "example_single_tool_call"
 LIMIT_S = 60.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.gym.runtime import clean_env, ensure_runtime
-from gymgate.stack.forkserver_client import ForkServerClient
+from gymgate.stack.daemon.forkserver_client import ForkServerClient
 from support.ledger import children
 from support.stacks import runtime
 

@@ -17,7 +17,8 @@ from aiohttp import web
 from gymgate.core.config import CallableEndpoint, EnvironmentConfig, HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import StackLostError
 from gymgate.rollouts import Rollout
-from gymgate.stack import Stack, acquire, client
+from gymgate.stack import Stack, acquire
+from gymgate.stack.client import stack as client
 from support.faulty import FAULTS, VERIFY_FAULTS, failing, obedient, row
 from support.ledger import all_gone, held, idle
 from support.stacks import ROW, SESSIONS, SIMPLE, call_then_answer, name_of, pids_of, server_pid, stack_config

@@ -108,7 +108,7 @@ async def dies_while_stopping(stack: Stack, who: str) -> None:
 
 AT_ONCE = """
 import threading
-from gymgate.stack import launch
+from gymgate.stack.client import launch
 start = launch._start
 def start_and_be_killed(address):
     connection, process = start(address)
@@ -122,7 +122,7 @@ async def main():
 asyncio.run(main())
 """
 BEFORE_HELLO = """
-from gymgate.stack.client import Lease
+from gymgate.stack.client.stack import Lease
 async def hello(self, config):
     say(self.daemon.pid)
     await asyncio.Event().wait()

@@ -12,9 +12,9 @@ from gymgate.core.config import EnvironmentConfig
 from gymgate.gym.inside.resolve import AGENTS
 from gymgate.gym.runtime import Runtime, ensure_runtime
 from gymgate.gym.server_code import ServerCode
-from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.plan import EnvironmentPlan
-from gymgate.stack.running_environment import RunningEnvironment, StackContext
+from gymgate.stack.daemon.forkserver_pool import ForkServerPool
+from gymgate.stack.daemon.plan import EnvironmentPlan
+from gymgate.stack.daemon.running_environment import RunningEnvironment, StackContext
 from support.stacks import runtime, stack_config
 
 pytestmark = pytest.mark.gym

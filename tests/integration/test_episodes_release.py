@@ -18,7 +18,7 @@ from gymgate.core import codec
 from gymgate.core.config import EnvironmentConfig, StackConfig
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import clean_env, ensure_runtime, open_catalog
-from gymgate.stack.routing import episode_request
+from gymgate.stack.daemon.routing import episode_request
 from support.episodes import episodes
 from support.stacks import SIMPLE, call_then_answer, name_of, runtime, stack_config
 from support.upstream import MODELS, Seen, chat_answer, upstream_in_thread

@@ -16,7 +16,7 @@ from aiohttp import web
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.gym.runtime import ensure_runtime
 from gymgate.stack import acquire_sync
-from gymgate.stack.daemons import find_daemons
+from gymgate.stack.client.daemons import find_daemons
 from support.checks import PARIS, recorded
 from support.faulty import row, with_recordings
 from support.json_output import read_output

@@ -18,7 +18,7 @@ from aiohttp import web
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError, StackLostError
 from gymgate.stack import SyncStack, acquire, acquire_sync
-from gymgate.stack.daemons import find_daemons
+from gymgate.stack.client.daemons import find_daemons
 from support.hanging import Hanging
 from support.json_output import read_output
 from support.stacks import ROW, SIMPLE, all_gone, call_then_answer, pids_of, stack_config

@@ -15,7 +15,7 @@ import pytest
 
 from gymgate.core.errors import StackLostError
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect
-from gymgate.stack.leases import current_leases
+from gymgate.stack.client.leases import current_leases
 from support.stacks import ROW, SIMPLE, alive, all_gone, call_then_answer, pids_of, stack_config
 
 pytestmark = pytest.mark.gym

@@ -20,7 +20,7 @@ import pytest
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError, StackLostError
 from gymgate.stack import SyncStack, acquire, acquire_sync, connect
-from gymgate.stack.daemons import find_daemons
+from gymgate.stack.client.daemons import find_daemons
 from gymgate.stack.ports import HeldPort
 from support.stacks import ROW, call_then_answer, stack_config
 

@@ -22,7 +22,7 @@ from gymgate.core.config import EnvironmentConfig, RolloutLimits, StackConfig
 from gymgate.gym.inside.forkserver import rollout_label
 from gymgate.gym.runtime import containers as found_containers
 from gymgate.gym.runtime.owners import pid_namespace_id
-from gymgate.stack.client import Stack
+from gymgate.stack.client.stack import Stack
 from gymgate.stack.container_removal import Containers
 from support.namespaces import elsewhere
 from support.sandboxes import GIVE_UP, ROWS, SOLVE, containers, fix_repo, follows, no_containers, stack_config

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from gymgate import acquire
 from gymgate.core.config import EnvironmentConfig
-from gymgate.stack.client import Stack
+from gymgate.stack.client.stack import Stack
 from support.sandboxes import EXAMPLE, REPAIRED, chat, containers, no_containers, stack_config
 
 pytestmark = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.core.errors import SetupError
-from gymgate.stack.launch import DaemonAddress, connect_or_start
+from gymgate.stack.client.launch import DaemonAddress, connect_or_start
 from gymgate.stack.paths import base_directory
 
 NOBODY = 65534

@@ -1,6 +1,6 @@
 """What the scenes use of gymgate, by one import each, so that a move in `src` is followed here alone."""
 
-import gymgate.stack.daemon as daemon_module
+import gymgate.stack.daemon.process as daemon_module
 from gymgate.core import codec
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import DataError, GymgateError, StackLostError, StackStartError
@@ -15,9 +15,9 @@ from gymgate.runs.plan import PlannedRollout, RolloutPlan
 from gymgate.runs.record import CollectedRollout, read_values
 from gymgate.runs.run import Collection
 from gymgate.runs.stream import rollouts_of
-from gymgate.stack.client import Lease, Stack
-from gymgate.stack.daemon import Daemon
-from gymgate.stack.lease_holder import LeaseHolder
+from gymgate.stack.client.stack import Lease, Stack
+from gymgate.stack.daemon.lease_holder import LeaseHolder
+from gymgate.stack.daemon.process import Daemon
 from gymgate.stack.protocol import Peer, Reply
 from gymgate.stack.wire import endpoint_from_wire
 

@@ -21,7 +21,7 @@ from gymgate.core.retrying import Retryable, is_quota_used_up, is_retried, retry
 from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
-from gymgate.stack.rollout import RolloutRun, new_client
+from gymgate.stack.daemon.rollout import RolloutRun, new_client
 from support.hosted_api import KEY, HostedAPI
 from support.upstream import Seen, Upstream, chat_answer, upstream
 

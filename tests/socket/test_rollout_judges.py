@@ -13,7 +13,7 @@ from aiohttp import web
 from gymgate.core.config import RolloutLimits
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
-from gymgate.stack.rollout import RolloutRun, new_client
+from gymgate.stack.daemon.rollout import RolloutRun, new_client
 from support.upstream import Seen, chat_answer, upstream
 
 SCORED = {"response": {"output": []}, "reward": 0.0}

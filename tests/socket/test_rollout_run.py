@@ -21,9 +21,9 @@ from gymgate.core.errors import ServerDiedError
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
-from gymgate.stack import rollout
-from gymgate.stack.rollout import RolloutRun, new_client
-from gymgate.stack.running_environment import ServerSet
+from gymgate.stack.daemon import rollout
+from gymgate.stack.daemon.rollout import RolloutRun, new_client
+from gymgate.stack.daemon.running_environment import ServerSet
 from support.upstream import Seen, chat_answer, drop, responses_answer, upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -19,9 +19,9 @@ import pytest
 from gymgate.core.errors import StackLostError, StackStartError
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
-from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
-from gymgate.stack.children import Child
-from gymgate.stack.forkserver_client import ForkServerClient
+from gymgate.stack.daemon.agent_processes import AgentProcess, AgentProcessPool
+from gymgate.stack.daemon.children import Child
+from gymgate.stack.daemon.forkserver_client import ForkServerClient
 from support.upstream import upstream
 
 PROGRAM = "import os, sys; sys.stdin.read()"
@@ -251,8 +251,8 @@ async def test_a_process_that_cannot_be_ended_keeps_its_ports_and_nobody_waits_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process in a wait of the kernel's survives SIGKILL for now; its late calls must not be the next rollout's."""
-    monkeypatch.setattr("gymgate.stack.agent_processes.END_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("gymgate.stack.children.GRACE_S", 0.1)
+    monkeypatch.setattr("gymgate.stack.daemon.agent_processes.END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("gymgate.stack.daemon.children.GRACE_S", 0.1)
     async with (
         running_pool(1) as (pool, servers, gateway),
         route_of(gateway) as one,

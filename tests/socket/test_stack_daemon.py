@@ -17,9 +17,9 @@ import pytest
 
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import StackLostError, StackStartError
-from gymgate.stack import client
-from gymgate.stack.client import Lease
-from gymgate.stack.daemon import Daemon
+from gymgate.stack.client import stack as client
+from gymgate.stack.client.stack import Lease
+from gymgate.stack.daemon.process import Daemon
 from gymgate.stack.protocol import PROTOCOL, Peer
 from support.hanging import Hanging
 

@@ -19,9 +19,16 @@ from pathlib import Path
 import pytest
 
 from gymgate.core.errors import ConfigError
-from gymgate.stack import daemons, ending, logs
-from gymgate.stack.daemons import DaemonOverview, DaemonProcess, DaemonReport, find_daemons, read_daemon
-from gymgate.stack.ending import end_daemons
+from gymgate.stack import logs
+from gymgate.stack.client import daemons, ending
+from gymgate.stack.client.daemons import (
+    DaemonOverview,
+    DaemonProcess,
+    DaemonReport,
+    find_daemons,
+    read_daemon,
+)
+from gymgate.stack.client.ending import end_daemons
 from support.daemons import Waiting, runtime_directory, waiting
 from support.json_output import read_output
 from support.namespaces import elsewhere, lives_elsewhere
@@ -141,7 +148,7 @@ def test_a_daemon_of_another_user_is_only_counted(one: Waiting, monkeypatch: pyt
 @pytest.mark.parametrize("shared", [False, True])
 def test_stacks_in_another_namespace_are_named(shared: bool) -> None:
     """Seen from inside one, where processes of outside have no numbers."""
-    program = "from gymgate.stack.daemons import find_daemons; found = find_daemons()\n"
+    program = "from gymgate.stack.client.daemons import find_daemons; found = find_daemons()\n"
     program += "print(*found.unreachable, len(found.reachable), sep='\\n')"
     with waiting(shared=shared) as outside:
         *paths, here = elsewhere(program).split()

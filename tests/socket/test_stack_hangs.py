@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from gymgate.gym.inside.forkserver import stat
-from gymgate.stack import hangs
-from gymgate.stack.hangs import HangWatch, Watched, processes_of, ticks_of
+from gymgate.stack.daemon import hangs
+from gymgate.stack.daemon.hangs import HangWatch, Watched, processes_of, ticks_of
 from gymgate.stack.ports import until_answer
 
 PROGRAM = """

@@ -18,10 +18,11 @@ import pytest
 
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, RayCluster, RuntimeConfig, StackConfig
 from gymgate.core.errors import ConfigError, GymgateError, SetupError, StackLostError
-from gymgate.stack import Stack, acquire, connect, launch
-from gymgate.stack.client import Lease
-from gymgate.stack.daemon import Daemon
-from gymgate.stack.running_stack import RunningStack
+from gymgate.stack import Stack, acquire, connect
+from gymgate.stack.client import launch
+from gymgate.stack.client.stack import Lease
+from gymgate.stack.daemon.process import Daemon
+from gymgate.stack.daemon.running_stack import RunningStack
 
 JUDGE = HTTPEndpoint(base_url="http://127.0.0.1:9/v1", model="m", api_key="canary-key")
 TWO = StackConfig(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gymgate.stack import logs
-from gymgate.stack.daemon import Daemon
+from gymgate.stack.daemon.process import Daemon
 
 
 @pytest.fixture

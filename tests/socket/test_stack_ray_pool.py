@@ -14,8 +14,10 @@ from pydantic import SecretStr
 from gymgate.core import codec
 from gymgate.core.config import HTTPEndpoint, RayCluster, RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, PolicyError, StackLostError, StackStartError
-from gymgate.stack import Stack, acquire, ray_nodes, ray_pool
+from gymgate.stack import Stack, acquire
 from gymgate.stack.protocol import Peer, Reply
+from gymgate.stack.ray import nodes as ray_nodes
+from gymgate.stack.ray import pool as ray_pool
 
 KEY = "sk-canary"
 CONFIG = StackConfig(

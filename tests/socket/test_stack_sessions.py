@@ -22,12 +22,12 @@ from aiohttp import web
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import StackLostError
 from gymgate.rollouts import Rollout
-from gymgate.stack.client import Lease, Stack
-from gymgate.stack.daemon import Daemon
-from gymgate.stack.destinations import Destination
-from gymgate.stack.launch import DaemonAddress
-from gymgate.stack.running_environment import ServerSet
-from gymgate.stack.running_stack import RunningStack
+from gymgate.stack.client.launch import DaemonAddress
+from gymgate.stack.client.stack import Lease, Stack
+from gymgate.stack.daemon.destinations import Destination
+from gymgate.stack.daemon.process import Daemon
+from gymgate.stack.daemon.running_environment import ServerSet
+from gymgate.stack.daemon.running_stack import RunningStack
 from support.upstream import Script, Seen, chat_answer, responses_answer, upstream
 
 ENDPOINT = HTTPEndpoint(base_url="http://127.0.0.1:9/v1")

@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gymgate.stack.daemons import DaemonProcess, ask_daemons, read_daemon
-from gymgate.stack.launch import DaemonAddress, connect_or_start
+from gymgate.stack.client.daemons import DaemonProcess, ask_daemons, read_daemon
+from gymgate.stack.client.launch import DaemonAddress, connect_or_start
 from gymgate.stack.paths import process_directory, shared_directory
 
 START_S = 30.0

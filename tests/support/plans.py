@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gymgate.core.config import EnvironmentConfig, JudgeEndpoint, Routing, StackConfig
-from gymgate.stack.plan import EnvironmentPlan
+from gymgate.stack.daemon.plan import EnvironmentPlan
 
 
 def plan_of(

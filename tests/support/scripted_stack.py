@@ -17,7 +17,7 @@ from gymgate.quality import CheckRequest, CheckResult
 from gymgate.quality.environment import check_environment
 from gymgate.rollouts import ModelCall, Rollout
 from gymgate.rollouts.result import failed_rollout
-from gymgate.stack.client import AgentInfo
+from gymgate.stack.client.stack import AgentInfo
 
 Score = Callable[["ScriptedStack", dict[str, Any], str], Awaitable[float | None]]
 """From a row and the policy's last text to the reward; an error fails the rollout."""

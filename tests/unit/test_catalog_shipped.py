@@ -20,7 +20,7 @@ from gymgate.gym.catalog import Catalog, DataFile, EnvConfig, Environment, shipp
 from gymgate.gym.inside.resolve import NOWHERE, ServerInstance
 from gymgate.gym.runtime import ensure, open_catalog
 from gymgate.stack import acquire
-from gymgate.stack.destinations import choose_server
+from gymgate.stack.daemon.destinations import choose_server
 from support.plans import plan_of
 
 

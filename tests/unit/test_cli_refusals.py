@@ -12,7 +12,7 @@ from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
 from gymgate.core.extras import install_command
 from gymgate.gym.runtime import ensure_runtime
-from gymgate.stack import ray_nodes
+from gymgate.stack.ray import nodes as ray_nodes
 
 
 @pytest.mark.parametrize(

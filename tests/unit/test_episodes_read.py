@@ -15,7 +15,7 @@ from gymgate.rollouts.row import make_row, row_key
 from gymgate.rollouts.row_fields import agent_of, environment_server_of, flat_row, row_json, taskset_of
 from gymgate.runs.plan import RolloutPlan
 from gymgate.runs.run import Collection
-from gymgate.stack.routing import episode_request
+from gymgate.stack.daemon.routing import episode_request
 
 PARAMS = {"input": [{"role": "user", "content": "hello"}]}
 ENVELOPE = {"episode_id": {"rollout_id": "r", "attempt": 0}, "task_id": {"taskset": "t", "task_id": "1"}}

@@ -12,11 +12,12 @@ import pytest
 
 from gymgate.core.config import RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, StackLostError, StackStartError
-from gymgate.stack import acquisition, client
-from gymgate.stack import leases as module
+from gymgate.stack import acquisition
 from gymgate.stack.acquisition import connect
-from gymgate.stack.launch import DaemonAddress
-from gymgate.stack.leases import ATTEMPTS, Leases
+from gymgate.stack.client import leases as module
+from gymgate.stack.client import stack as client
+from gymgate.stack.client.launch import DaemonAddress
+from gymgate.stack.client.leases import ATTEMPTS, Leases
 
 CONFIG = StackConfig(environments=("none",))
 

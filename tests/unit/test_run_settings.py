@@ -11,7 +11,7 @@ from gymgate.cli.run import command
 from gymgate.core.config import EnvironmentConfig, StackConfig
 from gymgate.core.errors import ConfigError
 from gymgate.quality import CheckRequest
-from gymgate.stack.identity import identity_of
+from gymgate.stack.client.identity import identity_of
 from support.command_lines import environments_of, settings_of
 
 NESTED = """

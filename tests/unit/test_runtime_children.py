@@ -25,9 +25,10 @@ from gymgate.gym.runtime import uv as uv_program
 from gymgate.gym.runtime.command import CommandError
 from gymgate.gym.runtime.uv import UvFailedError, run_uv
 from gymgate.quality import CheckRequest, parallel
-from gymgate.stack import connect, launch, leases
-from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.launch import DaemonAddress
+from gymgate.stack import connect
+from gymgate.stack.client import launch, leases
+from gymgate.stack.client.launch import DaemonAddress
+from gymgate.stack.daemon.forkserver_pool import ForkServerPool
 
 KEYS = (
     "OPENAI_API_KEY",

@@ -16,7 +16,7 @@ from gymgate.cli import cli
 from gymgate.core.config import StackConfig
 from gymgate.doctor.machine import check_machine
 from gymgate.gym.runtime.containers import labels_of, leftovers
-from gymgate.stack.identity import identity_of
+from gymgate.stack.client.identity import identity_of
 from gymgate.stack.paths import process_directory, ray_directory, salt
 from support.namespaces import elsewhere, lives_elsewhere
 
@@ -56,7 +56,7 @@ def test_a_shared_stack_has_another_socket_in_another_pid_namespace(base: Path) 
     config = StackConfig(environments=("mcqa",), share="machine")
     program = f"""
 from gymgate.core.config import StackConfig
-from gymgate.stack.identity import identity_of
+from gymgate.stack.client.identity import identity_of
 from gymgate.stack.paths import salt
 print(identity_of(StackConfig.model_validate_json({config.model_dump_json()!r}), salt()))
 """

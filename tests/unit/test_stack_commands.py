@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from gymgate.cli import cli, main
 from gymgate.core.config import cache_dir
 from gymgate.core.errors import ConfigError, OptionError
-from gymgate.stack import daemons, ending
-from gymgate.stack.daemons import DaemonOverview, DaemonProcess, DaemonReport
-from gymgate.stack.launch import DaemonCommand
+from gymgate.stack.client import daemons, ending
+from gymgate.stack.client.daemons import DaemonOverview, DaemonProcess, DaemonReport
+from gymgate.stack.client.launch import DaemonCommand
 from support.json_output import read_output
 
 Show = Callable[..., list[DaemonProcess]]

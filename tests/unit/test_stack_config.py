@@ -18,7 +18,7 @@ from gymgate.gym.gym_config import checked_config, parse_order
 from gymgate.gym.inside.forkserver import preloading
 from gymgate.gym.inside.resolve import NOWHERE, ServerInstance, unset
 from gymgate.gym.server_code import ServerCode, component_roots, own_files, read_code
-from gymgate.stack.plan import servers_to_start
+from gymgate.stack.daemon.plan import servers_to_start
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
 from support.plans import plan_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from gymgate.core.config import POLICY, EnvironmentConfig
 from gymgate.core.errors import ConfigError
-from gymgate.stack.plan import EnvironmentPlan
+from gymgate.stack.daemon.plan import EnvironmentPlan
 from support.stacks import stack_config
 
 AGENTS, RESOURCES = "responses_api_agents", "resources_servers"

@@ -27,9 +27,9 @@ from gymgate.gym.inside.processes import (
     proportional_bytes,
     stat,
 )
-from gymgate.stack import forkserver_client
-from gymgate.stack.children import Child
-from gymgate.stack.forkserver_client import ForkServerClient
+from gymgate.stack.daemon import forkserver_client
+from gymgate.stack.daemon.children import Child
+from gymgate.stack.daemon.forkserver_client import ForkServerClient
 
 PROGRAM = Path(forkserver.__file__).with_name("__main__.py")
 

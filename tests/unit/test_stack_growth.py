@@ -9,10 +9,10 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from gymgate.stack import leases as module
-from gymgate.stack.client import Lease
-from gymgate.stack.launch import DaemonAddress
-from gymgate.stack.leases import Leases
+from gymgate.stack.client import leases as module
+from gymgate.stack.client.launch import DaemonAddress
+from gymgate.stack.client.leases import Leases
+from gymgate.stack.client.stack import Lease
 
 
 def test_a_daemon_that_was_replaced_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ import pytest
 import gymgate
 from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, StackConfig
 from gymgate.core.errors import ConfigError
-from gymgate.stack import identity
-from gymgate.stack.daemon import Daemon
-from gymgate.stack.destinations import Destination
-from gymgate.stack.identity import identity_of
-from gymgate.stack.lease_holder import LeaseHolder
+from gymgate.stack.client import identity
+from gymgate.stack.client.identity import identity_of
+from gymgate.stack.daemon.destinations import Destination
+from gymgate.stack.daemon.lease_holder import LeaseHolder
+from gymgate.stack.daemon.process import Daemon
 from gymgate.stack.paths import salt
 from gymgate.stack.protocol import PROTOCOL
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire

@@ -15,10 +15,10 @@ from gymgate.core.config import EnvironmentConfig, Routing, StackConfig
 from gymgate.core.errors import ConfigError, ServerDiedError, StackStartError
 from gymgate.gym.inside.resolve import ServerInstance
 from gymgate.gym.server_code import ServerCode
-from gymgate.stack import plan, running_stack
-from gymgate.stack.plan import EnvironmentPlan
-from gymgate.stack.running_environment import RunningEnvironment, StackContext
-from gymgate.stack.running_stack import RunningStack
+from gymgate.stack.daemon import plan, running_stack
+from gymgate.stack.daemon.plan import EnvironmentPlan
+from gymgate.stack.daemon.running_environment import RunningEnvironment, StackContext
+from gymgate.stack.daemon.running_stack import RunningStack
 
 
 def context(root: Path, agent: dict[str, Any]) -> StackContext:

@@ -10,7 +10,7 @@ from gymgate.core.config import CallableEndpoint, HTTPEndpoint, JudgeEndpoint, R
 from gymgate.core.errors import NeedMissingError
 from gymgate.gym.catalog.needs import judge_references
 from gymgate.gym.inside.resolve import AGENTS, NOWHERE, ServerInstance
-from gymgate.stack.plan import EnvironmentPlan, keyless_endpoints
+from gymgate.stack.daemon.plan import EnvironmentPlan, keyless_endpoints
 from support.plans import plan_of
 
 HTTP = HTTPEndpoint(base_url="http://127.0.0.1:1/v1")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gymgate.stack import forkserver_client
-from gymgate.stack.children import Child
-from gymgate.stack.forkserver_client import ForkServerClient
+from gymgate.stack.daemon import forkserver_client
+from gymgate.stack.daemon.children import Child
+from gymgate.stack.daemon.forkserver_client import ForkServerClient
 
 
 class Forking(ForkServerClient):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.stack.children import Child, reason_in, until_listening
-from gymgate.stack.running_environment import RunningEnvironment
+from gymgate.stack.daemon.children import Child, reason_in, until_listening
+from gymgate.stack.daemon.running_environment import RunningEnvironment
 
 PYDANTIC = """Traceback (most recent call last):
   File "app.py", line 1, in <module>
@@ -72,7 +72,7 @@ async def test_a_server_that_listens_is_not_the_one_that_is_late(
     async def listens(pid: int, port: int) -> bool:
         return port == 1
 
-    monkeypatch.setattr("gymgate.stack.children.listens", listens)
+    monkeypatch.setattr("gymgate.stack.daemon.children.listens", listens)
     up, late = await child(tmp_path / "up"), await child(tmp_path / "late")
     await until_listening(up, 1, "e")
     assert (up.listens, late.listens) == (True, False)

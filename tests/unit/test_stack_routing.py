@@ -8,8 +8,8 @@ import pytest
 
 from gymgate.core import codec
 from gymgate.core.errors import DataError
-from gymgate.stack import routing
-from gymgate.stack.routing import Strategy, strategy_for
+from gymgate.stack.daemon import routing
+from gymgate.stack.daemon.routing import Strategy, strategy_for
 
 ROW = {"responses_create_params": {"input": "hi", "metadata": {"a": "b"}}, "_ng_attempt_index": 1, "id": 7}
 

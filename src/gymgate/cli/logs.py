@@ -17,7 +17,7 @@ from gymgate.cli.stack_commands import NONE
 from gymgate.core.errors import ConfigError, OptionError, printable
 
 if TYPE_CHECKING:
-    from gymgate.stack.daemons import DaemonProcess
+    from gymgate.stack.client.daemons import DaemonProcess
     from gymgate.stack.logs import LogReader
 
 LOOK_S = 0.25
@@ -140,7 +140,7 @@ def _parse(names: tuple[str, ...]) -> tuple[int | None, str | None]:
 
 def _choose(pid: int | None) -> DaemonProcess:
     """Return the stack with that pid, or the only one of this cache. Raises `ConfigError` if there is none, or several."""
-    from gymgate.stack.daemons import find_daemons
+    from gymgate.stack.client.daemons import find_daemons
 
     daemons = find_daemons()
     if pid is not None:

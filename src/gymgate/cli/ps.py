@@ -16,7 +16,7 @@ from gymgate.cli.output import echo, print_json, print_table, size_text
 from gymgate.cli.stack_commands import NONE, command_text, log_hidden
 
 if TYPE_CHECKING:
-    from gymgate.stack.daemons import DaemonProcess, DaemonReport
+    from gymgate.stack.client.daemons import DaemonProcess, DaemonReport
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def command(as_json: bool) -> None:
     `not answering`. Below are the sockets of shared stacks, which other machines can join. Looking at a stack neither keeps
     nor stops it. Stacks on other nodes of a Ray cluster are listed there.
     """
-    from gymgate.stack.daemons import ask_daemons, find_daemons
+    from gymgate.stack.client.daemons import ask_daemons, find_daemons
 
     daemons = find_daemons()
     reports = asyncio.run(ask_daemons(daemons.reachable))

@@ -39,7 +39,7 @@ from gymgate.runs.plan import WHOLE, Shard, parse_seeds
 from gymgate.runs.prepare import prepare, refuse_missing
 from gymgate.runs.spec import RunSpec
 from gymgate.runs.store import checked_output
-from gymgate.stack.ray_nodes import require_ray
+from gymgate.stack.ray.nodes import require_ray
 
 KEPT_ONLY = ("shard", "retries", "rerun_failed", "bodies", "sync_every")
 """Options that need a directory."""

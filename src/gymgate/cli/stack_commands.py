@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gymgate.cli.output import log
 
 if TYPE_CHECKING:
-    from gymgate.stack.daemons import DaemonOverview
+    from gymgate.stack.client.daemons import DaemonOverview
 
 MAX_COMMAND = 60
 """Characters of a command that are shown."""

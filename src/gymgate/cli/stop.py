@@ -25,8 +25,8 @@ def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
     StackLostError, as if the daemon had died. Servers get a second to shut down; a stack that has not stopped after 10 s is
     killed. Stop the program that uses the stack first: this command does not, and the program may start the stack again.
     """
-    from gymgate.stack.daemons import find_daemons
-    from gymgate.stack.ending import end_daemons
+    from gymgate.stack.client.daemons import find_daemons
+    from gymgate.stack.client.ending import end_daemons
 
     if pids and everything:
         raise OptionError("--all stops every stack; leave out STACK or --all")

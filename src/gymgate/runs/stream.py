@@ -25,7 +25,7 @@ from gymgate.runs.run import Collection, Log, ignore
 from gymgate.runs.settings import extent_of
 from gymgate.runs.tracing import Tracer
 from gymgate.stack import Policy
-from gymgate.stack.client import checked_policy
+from gymgate.stack.client.stack import checked_policy
 from gymgate.stack.description import stack_settings
 
 Environments = str | EnvironmentConfig | Sequence[str | EnvironmentConfig] | StackConfig

@@ -6,7 +6,7 @@ async with acquire(StackConfig(environments=("mcqa",))) as stack:
 
 from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.stack.acquisition import acquire, connect
-from gymgate.stack.client import AgentInfo, Policy, Stack
+from gymgate.stack.client.stack import AgentInfo, Policy, Stack
 from gymgate.stack.sync import SyncStack, acquire_sync
 
 __all__ = [

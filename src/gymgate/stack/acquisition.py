@@ -9,11 +9,11 @@ from pathlib import Path
 
 from gymgate.core.config import RayCluster, StackConfig, checked
 from gymgate.gym.runtime.command import Progress
-from gymgate.stack.client import Lease, Stack
-from gymgate.stack.identity import identity_of
-from gymgate.stack.leases import Leases, current_leases
+from gymgate.stack.client.identity import identity_of
+from gymgate.stack.client.leases import Leases, current_leases
+from gymgate.stack.client.stack import Lease, Stack
 from gymgate.stack.paths import salt
-from gymgate.stack.ray_pool import RayPool
+from gymgate.stack.ray.pool import RayPool
 
 
 @asynccontextmanager

@@ -28,6 +28,8 @@ from typing import Any, NamedTuple, cast
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError, described, from_wire
 
+BACKLOG = 4096
+"""Connections that wait while the daemon is busy: one for each lease that begins."""
 PROTOCOL = 7
 """Both ends must have the same. It changes with the meaning of the frames."""
 _LENGTHS = struct.Struct("<II")

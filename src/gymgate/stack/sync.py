@@ -14,7 +14,7 @@ from gymgate.core.errors import StackLostError
 from gymgate.gym.runtime.command import Progress
 from gymgate.rollouts import Rollout
 from gymgate.stack.acquisition import connect
-from gymgate.stack.client import Policy, Stack
+from gymgate.stack.client.stack import Policy, Stack
 
 T = TypeVar("T")
 

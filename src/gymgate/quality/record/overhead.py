@@ -16,7 +16,7 @@ from gymgate.quality.record.context import MeasurementContext, ReplayCase
 from gymgate.quality.record.deterministic import JUDGED
 from gymgate.quality.sections import Cost
 from gymgate.rollouts import ModelCall, Rollout
-from gymgate.stack.hangs import ticks_of
+from gymgate.stack.daemon.hangs import ticks_of
 
 ALONE = 30
 """Rollouts one at a time, for the times."""

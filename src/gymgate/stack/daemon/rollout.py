@@ -33,12 +33,12 @@ from gymgate.rollouts.episodes import (
     read_episode,
 )
 from gymgate.rollouts.record import Limit, has_policy_call
-from gymgate.stack.agent_processes import AgentProcess
+from gymgate.stack.daemon.agent_processes import AgentProcess
+from gymgate.stack.daemon.running_environment import RunningEnvironment, ServerSet
 from gymgate.stack.protocol import Reply
-from gymgate.stack.running_environment import RunningEnvironment, ServerSet
 
 if TYPE_CHECKING:
-    from gymgate.stack.running_stack import RunningStack
+    from gymgate.stack.daemon.running_stack import RunningStack
 
 # Below the 5 s after which NeMo Gym 0.4's servers close an idle connection, perhaps under a request.
 _KEEPALIVE_S = 2.0

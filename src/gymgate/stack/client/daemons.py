@@ -23,7 +23,7 @@ from gymgate.core.config import cache_dir
 from gymgate.core.errors import ConfigError, GymgateError
 from gymgate.gym.inside.forkserver import arguments_of, descendants, proportional_bytes, stat
 from gymgate.gym.runtime.owners import UNREACHABLE_PROCESS
-from gymgate.stack.launch import DaemonCommand
+from gymgate.stack.client.launch import DaemonCommand
 from gymgate.stack.paths import is_shared, shared_directory, unjudged_stacks
 from gymgate.stack.protocol import OBSERVE, Peer, process_at
 

@@ -34,9 +34,9 @@ from gymgate.core.errors import (
     described,
 )
 from gymgate.rollouts.result import error_fields
-from gymgate.stack.client import Lease
+from gymgate.stack.client.stack import Lease
 from gymgate.stack.protocol import Peer, Reply
-from gymgate.stack.ray_nodes import Tunnel, attach, detach, nodes_of, shared_actors, start_relay
+from gymgate.stack.ray.nodes import Tunnel, attach, detach, nodes_of, shared_actors, start_relay
 from gymgate.stack.wire import stack_to_wire
 
 LOOK_S = 2.0

@@ -15,7 +15,7 @@ from gymgate.gym.runtime import clean_env
 from gymgate.gym.runtime.command import Progress
 from gymgate.gym.runtime.interpreters import numbered_commands
 from gymgate.gym.runtime.uv import find_uv
-from gymgate.stack.forkserver_client import ForkServerClient
+from gymgate.stack.daemon.forkserver_client import ForkServerClient
 
 _RAY = {
     "RAY_AUTH_MODE": "token",

@@ -21,14 +21,14 @@ from gymgate.gym.open_needs import sandbox_requirements, telemetry_requirements
 from gymgate.gym.runtime import Runtime, ensure_runtime, open_catalog
 from gymgate.gym.runtime.command import Progress
 from gymgate.stack.container_removal import Containers
+from gymgate.stack.daemon.destinations import Destination
+from gymgate.stack.daemon.forkserver_pool import ForkServerPool
+from gymgate.stack.daemon.hangs import HangWatch, processes_of
+from gymgate.stack.daemon.plan import keyless_endpoints
+from gymgate.stack.daemon.rollout import UNHEARD_AT_ONCE, new_client
+from gymgate.stack.daemon.running_environment import RunningEnvironment, StackContext
 from gymgate.stack.description import served_models, stack_settings
-from gymgate.stack.destinations import Destination
-from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.hangs import HangWatch, processes_of
 from gymgate.stack.paths import remove_ray_directories
-from gymgate.stack.plan import keyless_endpoints
-from gymgate.stack.rollout import UNHEARD_AT_ONCE, new_client
-from gymgate.stack.running_environment import RunningEnvironment, StackContext
 
 STARTING_AT_ONCE = 4
 """Environments that start at once; a fork is cheap, but what a server imports for itself is not."""

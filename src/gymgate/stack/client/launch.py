@@ -20,9 +20,8 @@ from gymgate.core.files import tail
 from gymgate.core.interpreter import module_command, runs_module
 from gymgate.gym.runtime import daemon_env
 from gymgate.stack.paths import socket_lock
+from gymgate.stack.protocol import BACKLOG
 
-BACKLOG = 4096
-"""Connections that wait while the daemon is busy: one for each lease that begins."""
 _CREDENTIALS = struct.Struct("3i")
 """The process, user and group at the other end of a socket, as the kernel gives them."""
 _PROGRAM = "gymgate.stack.daemon"

@@ -13,14 +13,14 @@ from gymgate.core.config import CallableEndpoint, Dialect, JudgeEndpoint, Rollou
 from gymgate.core.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
-from gymgate.stack import routing
-from gymgate.stack.destinations import Destination
+from gymgate.stack.daemon import routing
+from gymgate.stack.daemon.destinations import Destination
+from gymgate.stack.daemon.rollout import RolloutRun
 from gymgate.stack.protocol import CallHandler, Peer, Reply, refuse_protocol
-from gymgate.stack.rollout import RolloutRun
 from gymgate.stack.wire import endpoint_from_wire
 
 if TYPE_CHECKING:
-    from gymgate.stack.daemon import Daemon
+    from gymgate.stack.daemon.process import Daemon
 
 
 class LeaseHolder:

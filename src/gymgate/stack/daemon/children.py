@@ -17,7 +17,7 @@ from gymgate.core.files import tail
 from gymgate.stack.ports import listens
 
 if TYPE_CHECKING:
-    from gymgate.stack.forkserver_client import ForkServerClient
+    from gymgate.stack.daemon.forkserver_client import ForkServerClient
 
 POLL_S, MAX_POLL_S = 0.02, 0.2
 GRACE_S = 0.8

@@ -48,13 +48,13 @@ from gymgate.gym.server_code import component_roots
 from gymgate.rollouts import ModelCall
 from gymgate.rollouts.outcome import SCORES_WITHOUT_POLICY
 from gymgate.rollouts.record import has_policy_call
-from gymgate.stack import children
-from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
-from gymgate.stack.children import Child
 from gymgate.stack.container_removal import Containers
-from gymgate.stack.forkserver_client import ForkServerClient
-from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.plan import EnvironmentPlan, require_sandboxes
+from gymgate.stack.daemon import children
+from gymgate.stack.daemon.agent_processes import AgentProcess, AgentProcessPool
+from gymgate.stack.daemon.children import Child
+from gymgate.stack.daemon.forkserver_client import ForkServerClient
+from gymgate.stack.daemon.forkserver_pool import ForkServerPool
+from gymgate.stack.daemon.plan import EnvironmentPlan, require_sandboxes
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
 from gymgate.stack.workers import worker_name

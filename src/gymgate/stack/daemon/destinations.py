@@ -23,7 +23,7 @@ from gymgate.gym.inside.resolve import (
     references,
     servers_of,
 )
-from gymgate.stack.routing import Strategy
+from gymgate.stack.daemon.routing import Strategy
 
 ROUTES = "environment_server_routes"
 """The config's entry that maps materialised tasksets to environment servers."""

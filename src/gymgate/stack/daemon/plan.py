@@ -49,7 +49,7 @@ from gymgate.gym.inside.resolve import (
 )
 from gymgate.gym.runtime.sandbox_providers import usable_choices, why_unusable
 from gymgate.gym.server_code import ServerCode, read_code
-from gymgate.stack.destinations import (
+from gymgate.stack.daemon.destinations import (
     ROUTES,
     Destination,
     callers_of,
@@ -58,7 +58,7 @@ from gymgate.stack.destinations import (
     of_environment_server,
     stand_ins,
 )
-from gymgate.stack.routing import Strategy, episode_error, strategy_for, unroutable_error
+from gymgate.stack.daemon.routing import Strategy, episode_error, strategy_for, unroutable_error
 from gymgate.stack.workers import Workers, count_workers
 
 _SANDBOX_URL = "sandbox_model_base_url"

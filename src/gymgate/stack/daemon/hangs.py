@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gymgate.gym.inside.forkserver import descendants, helpers_of, stat
-from gymgate.stack.forkserver_client import ForkServerClient
+from gymgate.stack.daemon.forkserver_client import ForkServerClient
+from gymgate.stack.daemon.running_environment import RunningEnvironment
 from gymgate.stack.ports import until_answer
-from gymgate.stack.running_environment import RunningEnvironment
 
 MAX_INTERVAL_S = 10.0
 """Between looks; a tenth of the timeout, if that is less."""

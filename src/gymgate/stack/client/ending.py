@@ -15,7 +15,7 @@ from typing import Literal
 
 from gymgate.core.interpreter import runs_module
 from gymgate.gym.inside.forkserver import arguments_of, descendants
-from gymgate.stack.daemons import DaemonProcess, connect_to_observe, read_daemon
+from gymgate.stack.client.daemons import DaemonProcess, connect_to_observe, read_daemon
 from gymgate.stack.paths import remove_of_dead, remove_traces, socket_lock
 
 STOP_S = 10.0

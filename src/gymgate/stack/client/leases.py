@@ -22,8 +22,8 @@ from gymgate.core.config import StackConfig
 from gymgate.core.errors import StackLostError, StackStartError
 from gymgate.core.files import tail
 from gymgate.gym.runtime.command import Progress
-from gymgate.stack.client import Lease
-from gymgate.stack.launch import DaemonAddress, connect_or_start, connect_to
+from gymgate.stack.client.launch import DaemonAddress, connect_or_start, connect_to
+from gymgate.stack.client.stack import Lease
 from gymgate.stack.paths import make_private, process_directory, shared_directory
 
 ATTEMPTS = 3

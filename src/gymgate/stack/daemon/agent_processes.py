@@ -15,8 +15,8 @@ from typing import Any
 from gymgate.core.errors import GymgateError, ServerDiedError, StackLostError
 from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.route import Route
-from gymgate.stack import children
-from gymgate.stack.children import Child
+from gymgate.stack.daemon import children
+from gymgate.stack.daemon.children import Child
 from gymgate.stack.ports import HeldPort
 
 END_TIMEOUT_S = 10.0

@@ -20,7 +20,7 @@ from gymgate.core.files import tail
 from gymgate.core.starting import SharedStart
 from gymgate.gym.inside import forkserver
 from gymgate.gym.runtime.command import Progress
-from gymgate.stack.children import Child, disk_full, reason_in
+from gymgate.stack.daemon.children import Child, disk_full, reason_in
 from gymgate.stack.paths import ray_directory
 
 KILL_TIMEOUT_S = 1.5

@@ -26,8 +26,8 @@ from typing import Any
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError, GymgateError, MissingExtraError, from_wire
 from gymgate.core.extras import install_command
-from gymgate.stack.identity import identity_of
-from gymgate.stack.leases import current_leases
+from gymgate.stack.client.identity import identity_of
+from gymgate.stack.client.leases import current_leases
 
 CONNECT_S = 10.0
 """For the cluster's address to be reached."""
