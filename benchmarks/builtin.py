@@ -30,7 +30,7 @@ from gymgate.gym.runtime.variables import installer_env
 
 if TYPE_CHECKING:
     from gymgate.integrations.verifiers.evaluation import Rate
-    from gymgate.runs.counts import RolloutCounts
+    from gymgate.runs.counted.counts import RolloutCounts
 
 Order = Literal["one after another", "all at once"]
 

@@ -24,7 +24,7 @@ from benchmarks.curve_picture import draw
 from benchmarks.curve_rows import SETS, RowSet, make_rows
 from benchmarks.engine.model import real_model
 from benchmarks.machine import describe, numbers, print_table
-from gymgate.runs.statistics import mean, standard_error
+from gymgate.runs.counted.statistics import mean, standard_error
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # its import warns
 TEMPERATURE = 1.0

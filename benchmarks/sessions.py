@@ -32,7 +32,8 @@ from benchmarks.progress import Steps
 from gymgate.core.config import HTTPEndpoint
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
-from gymgate.runs.costs import TokenUsage, tokens_of_calls
+from gymgate.runs.counted.costs import TokenUsage
+from gymgate.runs.stored.tokens import tokens_of_calls
 
 OPTIONS = ("--enable-prefix-caching", "--enable-prompt-tokens-details")
 AT_ONCE = 4

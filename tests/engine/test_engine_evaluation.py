@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gymgate import open_rows
-from gymgate.runs.gym_rollouts import agent_ref
+from gymgate.runs.stored.gym_rollouts import agent_ref
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(500)]  # the first test waits for the server
 

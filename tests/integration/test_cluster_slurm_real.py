@@ -19,8 +19,8 @@ import orjson
 import pytest
 
 from gymgate.cluster.slurm_nodes import expand
-from gymgate.runs.layout import ROLLOUTS, run_directories
-from gymgate.runs.record import CollectedRollout, read_values
+from gymgate.runs.stored.layout import ROLLOUTS, run_directories
+from gymgate.runs.stored.record import CollectedRollout, read_values
 from support.stacks import SIMPLE, runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(900)]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gymgate.cluster.servers import gpus_here
-from gymgate.runs.layout import ROLLOUTS
-from gymgate.runs.record import read_values
+from gymgate.runs.stored.layout import ROLLOUTS
+from gymgate.runs.stored.record import read_values
 from support.stacks import SIMPLE, runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(1800)]

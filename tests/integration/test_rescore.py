@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 import gymgate
-from gymgate.runs.record import read_values
+from gymgate.runs.stored.record import read_values
 from support.checks import PARIS, recorded
 from support.faulty import faulty, row, with_recordings
 from support.json_output import read_output

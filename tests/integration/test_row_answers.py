@@ -13,7 +13,7 @@ from gymgate.core.errors import ConfigError
 from gymgate.gym.records import answer_fields
 from gymgate.gym.row_sources import open_sources
 from gymgate.gym.runtime import open_catalog
-from gymgate.runs.plan import RolloutPlan
+from gymgate.runs.described.plan import RolloutPlan
 from support.stacks import runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]

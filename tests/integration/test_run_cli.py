@@ -19,11 +19,11 @@ import pytest
 from gymgate.cli import main
 from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.gym.runtime import open_catalog
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.metrics import summary_rows
-from gymgate.runs.prepare import prepare
-from gymgate.runs.replay_server import ReplayServer
-from gymgate.runs.spec import RunSpec
+from gymgate.runs.collected.prepare import prepare
+from gymgate.runs.collected.replay_server import ReplayServer
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.metrics import summary_rows
+from gymgate.runs.described.spec import RunSpec
 from support.json_output import read_output
 from support.upstream import scripted_chat
 

@@ -12,9 +12,9 @@ import pytest
 
 from gymgate.gym.runtime import clean_env, ensure_runtime
 from gymgate.rollouts.row import row_key
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.gym_rollouts import export_rollouts
-from gymgate.runs.metrics import summary_rows, task_rows
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.metrics import summary_rows, task_rows
+from gymgate.runs.stored.gym_rollouts import export_rollouts
 from support.stacks import runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]

@@ -23,8 +23,8 @@ import pytest
 from aiohttp import web
 
 import gymgate
-from gymgate.runs.layout import FAILURES, ROLLOUTS
-from gymgate.runs.record import CollectedRollout, read_values
+from gymgate.runs.stored.layout import FAILURES, ROLLOUTS
+from gymgate.runs.stored.record import CollectedRollout, read_values
 from support.json_output import read_output
 from support.stacks import ROW, SIMPLE, runtime, stack_config
 from support.upstream import Seen, answering, drop, upstream_in_thread

@@ -9,12 +9,12 @@ from gymgate.gateway.server import Gateway
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.row import make_row
-from gymgate.runs.layout import FAILURES, ROLLOUTS
-from gymgate.runs.pace import Pace
-from gymgate.runs.plan import PlannedRollout, RolloutPlan
-from gymgate.runs.record import CollectedRollout, read_values
-from gymgate.runs.run import Collection
-from gymgate.runs.stream import rollouts_of
+from gymgate.runs.collected.run import Collection
+from gymgate.runs.collected.stream import rollouts_of
+from gymgate.runs.described.pace import Pace
+from gymgate.runs.described.plan import PlannedRollout, RolloutPlan
+from gymgate.runs.stored.layout import FAILURES, ROLLOUTS
+from gymgate.runs.stored.record import CollectedRollout, read_values
 from gymgate.stack.client.stack import Lease, Stack
 from gymgate.stack.daemon.lease_holder import LeaseHolder
 from gymgate.stack.daemon.process import Daemon

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gymgate.gym.row_sources import RowSource, open_rows
 from gymgate.rollouts import Rollout, RolloutError
-from gymgate.runs.pace import Pace
-from gymgate.runs.plan import Identity, PlannedRollout, RolloutPlan
+from gymgate.runs.described.pace import Pace
+from gymgate.runs.described.plan import Identity, PlannedRollout, RolloutPlan
 from support.collecting import made_up_run
 
 
@@ -49,7 +49,7 @@ async def main(rows: str, output: str, repeats: str, concurrency: str) -> None:
 
 
 if __name__ == "__main__":
-    import gymgate.runs.run as run_module
+    import gymgate.runs.collected.run as run_module
 
     run_module.wait_s = lambda failures: 0.0
     kilobytes = int((sys.argv[5:] or ["0"])[0])

@@ -25,7 +25,7 @@ from gymgate.core.errors import ConfigError, GymgateError, PolicyError
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.verifiers.evaluation import parse_settings, taskset_of
 from gymgate.integrations.verifiers.policy import check_policy
-from gymgate.runs.policies import ask_judges
+from gymgate.runs.collected.policies import ask_judges
 
 COMMANDS = {
     "run": ("run", "mcqa", "-n", "1", "-o", "{tmp}/run"),

@@ -28,12 +28,12 @@ from gymgate.results.trackers import LIBRARIES, log_run
 from gymgate.results.tracking import RunTracking, log_message, summary_of
 from gymgate.rollouts import ModelCall, RolloutError, Usage
 from gymgate.rollouts.row import make_row
-from gymgate.runs.plan import RolloutPlan
-from gymgate.runs.progress import RunProgress
-from gymgate.runs.record import CollectedRollout, to_line
-from gymgate.runs.run import Collection
-from gymgate.runs.score import score_of
-from gymgate.runs.settings import shown_settings
+from gymgate.runs.collected.progress import RunProgress
+from gymgate.runs.collected.run import Collection
+from gymgate.runs.described.plan import RolloutPlan
+from gymgate.runs.described.settings import shown_settings
+from gymgate.runs.stored.record import CollectedRollout, to_line
+from gymgate.runs.stored.score import score_of
 
 SECRETS = ("sk-secret", "Bearer x", "hunter2")
 

@@ -13,7 +13,7 @@ import orjson
 import pytest
 from collect_program import reward_of
 
-from gymgate.runs.record import CollectedRollout, read_values
+from gymgate.runs.stored.record import CollectedRollout, read_values
 
 PROGRAM = Path(__file__).with_name("collect_program.py")
 NAMESPACE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]

@@ -22,12 +22,12 @@ from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout
 from gymgate.rollouts.row import make_row, row_key
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.layout import ROLLOUTS, read_run
-from gymgate.runs.plan import RolloutPlan, Shard
-from gymgate.runs.record import CollectedRollout, collected, to_line
-from gymgate.runs.run import Collection
-from gymgate.runs.store import open_run
+from gymgate.runs.collected.run import Collection
+from gymgate.runs.collected.store import open_run
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.described.plan import RolloutPlan, Shard
+from gymgate.runs.stored.layout import ROLLOUTS, read_run
+from gymgate.runs.stored.record import CollectedRollout, collected, to_line
 from support.upstream import Seen, upstream
 
 NOWHERE = "http://127.0.0.1:9/v1"

@@ -24,13 +24,13 @@ from gymgate.core.errors import ConfigError, DataError, PolicyError, StackLostEr
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.row import make_row
-from gymgate.runs import run as run_module
-from gymgate.runs.layout import FAILURES, ROLLOUTS
-from gymgate.runs.pace import Pace
-from gymgate.runs.plan import PlannedRollout, RolloutPlan
-from gymgate.runs.record import CollectedRollout, read_values
-from gymgate.runs.run import Collection, describe_calls
-from gymgate.runs.stream import rollouts_of
+from gymgate.runs.collected import run as run_module
+from gymgate.runs.collected.run import Collection, describe_calls
+from gymgate.runs.collected.stream import rollouts_of
+from gymgate.runs.described.pace import Pace
+from gymgate.runs.described.plan import PlannedRollout, RolloutPlan
+from gymgate.runs.stored.layout import FAILURES, ROLLOUTS
+from gymgate.runs.stored.record import CollectedRollout, read_values
 from support.collecting import MadeUpRun, made_up_run
 
 PROGRAM = Path(__file__).with_name("collect_program.py")
@@ -364,7 +364,7 @@ async def test_a_stack_that_dies_again_before_anything_finished_ends_the_run(
         raise StackLostError("the daemon is gone")
         yield
 
-    monkeypatch.setattr("gymgate.runs.run.acquire", acquire)
+    monkeypatch.setattr("gymgate.runs.collected.run.acquire", acquire)
     collection = Collection(
         stack=StackConfig(environments=("mcqa",)),
         policy=HTTPEndpoint(base_url="http://127.0.0.1:9/v1"),

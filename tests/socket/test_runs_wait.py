@@ -19,11 +19,11 @@ from gymgate.gateway.backends.ready import wait_until_ready
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.row import make_row
-from gymgate.runs import run as run_module
-from gymgate.runs.pace import Pace
-from gymgate.runs.plan import PlannedRollout, RolloutPlan
-from gymgate.runs.policy_wait import PolicyWait
-from gymgate.runs.run import Collection
+from gymgate.runs.collected import run as run_module
+from gymgate.runs.collected.policy_wait import PolicyWait
+from gymgate.runs.collected.run import Collection
+from gymgate.runs.described.pace import Pace
+from gymgate.runs.described.plan import PlannedRollout, RolloutPlan
 from support.collecting import made_up_run
 from support.upstream import Seen, upstream
 
@@ -97,7 +97,7 @@ async def test_a_rollout_that_is_cancelled_leaves_the_wait_to_the_others(
         asked.set()
         await up.wait()
 
-    monkeypatch.setattr("gymgate.runs.policy_wait.wait_until_ready", wait)
+    monkeypatch.setattr("gymgate.runs.collected.policy_wait.wait_until_ready", wait)
     policy_wait = PolicyWait(HTTPEndpoint(base_url=NOWHERE), 1000, lambda line: None)
     first, second = (asyncio.create_task(policy_wait.after(error)) for _ in range(2))
     await asked.wait()

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.runs.replay_server import ReplayServer, serve_replay
+from gymgate.runs.collected.replay_server import ReplayServer, serve_replay
 
 QUESTION = "what is the weather?"
 CALL = {
@@ -152,7 +152,7 @@ def test_close_is_prompt(recorded: Path) -> None:
 
 def test_it_does_not_outlive_a_killed_parent(recorded: Path) -> None:
     program = (
-        "import sys; from gymgate.runs.replay_server import ReplayServer\n"
+        "import sys; from gymgate.runs.collected.replay_server import ReplayServer\n"
         "with ReplayServer(files=sys.argv[1:]) as server: print(server.base_url, flush=True); sys.stdin.read()"
     )
     argv = [sys.executable, "-c", program, str(recorded)]

@@ -10,11 +10,11 @@ from typing import Any
 
 from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.rollouts import Rollout
-from gymgate.runs.plan import PlannedRollout
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.run import Collection
-from gymgate.runs.score import score_of
-from gymgate.runs.tasks import CollectedTasks
+from gymgate.runs.collected.run import Collection
+from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.described.plan import PlannedRollout
+from gymgate.runs.stored.record import CollectedRollout
+from gymgate.runs.stored.score import score_of
 
 NOWHERE = "http://127.0.0.1:9/v1"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from benchmarks.ray_nodes import add_node, ray_cluster
 
-from gymgate.runs.layout import ROLLOUTS
-from gymgate.runs.record import CollectedRollout, read_values
+from gymgate.runs.stored.layout import ROLLOUTS
+from gymgate.runs.stored.record import CollectedRollout, read_values
 from support.stacks import SIMPLE, runtime
 
 pytest.importorskip("ray", reason="needs Ray: run ./dev train")

@@ -21,7 +21,7 @@ from gymgate.cli.interrupts import INTERRUPTED
 from gymgate.cli.slurm import command
 from gymgate.cluster.slurm import SlurmJob, aggregate_script, array_script, seconds_of, submit_script
 from gymgate.core.errors import ConfigError, GymgateError
-from gymgate.runs.plan import parse_seeds
+from gymgate.runs.described.plan import parse_seeds
 
 RUN = ("mcqa", "-b", "http://h/v1", "-m", "a model's name")
 

@@ -13,8 +13,8 @@ from gymgate.rollouts.episodes import EpisodeFailure, failed_episode_fields, fai
 from gymgate.rollouts.result import MAX_MESSAGE
 from gymgate.rollouts.row import make_row, row_key
 from gymgate.rollouts.row_fields import agent_of, environment_server_of, flat_row, row_json, taskset_of
-from gymgate.runs.plan import RolloutPlan
-from gymgate.runs.run import Collection
+from gymgate.runs.collected.run import Collection
+from gymgate.runs.described.plan import RolloutPlan
 from gymgate.stack.daemon.routing import episode_request
 
 PARAMS = {"input": [{"role": "user", "content": "hello"}]}

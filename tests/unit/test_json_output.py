@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from test_cli_options import commands
 
 from gymgate.cli import cli
-from gymgate.runs.counts import RolloutCounts
+from gymgate.runs.counted.counts import RolloutCounts
 from support.json_output import OUTPUTS, read_output
 
 LINES = "".join(

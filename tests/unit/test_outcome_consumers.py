@@ -23,14 +23,14 @@ from gymgate.results.export import export_dataset
 from gymgate.results.report import write_report
 from gymgate.results.report_data import REWARD, ReportData
 from gymgate.rollouts import Rollout, RolloutError, Segment, outcome_of
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.counts import RolloutCounts
-from gymgate.runs.gym_rollouts import from_gym, to_gym
-from gymgate.runs.metrics import keep, summary_rows, task_rows
-from gymgate.runs.progress import RunProgress
-from gymgate.runs.progress_display import state
-from gymgate.runs.tasks import CollectedTasks
+from gymgate.runs.collected.progress import RunProgress
+from gymgate.runs.collected.progress_display import state
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.counts import RolloutCounts
+from gymgate.runs.counted.metrics import keep, summary_rows, task_rows
+from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.gym_rollouts import from_gym, to_gym
 from gymgate.stack.run_row import run_row
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
 from support.collecting import add, as_collected

@@ -20,7 +20,7 @@ from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.compare import command
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.results.compare import Comparison, compare, sign_test_p, verdict, why_worse
-from gymgate.runs.aggregate import read_runs
+from gymgate.runs.counted.aggregate import read_runs
 
 Rewards = Sequence[Sequence[float | None]]
 

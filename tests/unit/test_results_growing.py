@@ -19,8 +19,8 @@ from gymgate.results.page import keyed
 from gymgate.results.report import report_parts, title_of
 from gymgate.results.report_data import ReportData
 from gymgate.results.view import ReportView, VersionedPage
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.record import read_values
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.stored.record import read_values
 
 
 def line(key: int, repeat: int, **fields: Any) -> dict[str, Any]:

@@ -26,12 +26,12 @@ from gymgate.results.page import LONGEST_TEXT
 from gymgate.results.report import _headline, write_report
 from gymgate.results.report_data import SECONDS, ReportData, time_split
 from gymgate.rollouts.transcript import Entry, transcript
-from gymgate.runs import aggregate
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.costs import StoredCall
-from gymgate.runs.score import score_of
-from gymgate.runs.tasks import CollectedTasks
+from gymgate.runs.counted import aggregate
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.score import score_of
+from gymgate.runs.stored.tokens import StoredCall
 
 HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
 RESULT: dict[str, Any] = {

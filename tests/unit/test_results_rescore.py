@@ -17,10 +17,10 @@ from gymgate.core.errors import ConfigError, DataError
 from gymgate.results.rescore import Rescoring, StoredRollout, StoredRun, as_recorded, where_to_run
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.record import ModelCall
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.plan import Identity, Shard
-from gymgate.runs.record import CollectedRollout, failure_line
-from gymgate.runs.settings import settings_of
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.described.plan import Identity, Shard
+from gymgate.runs.described.settings import settings_of
+from gymgate.runs.stored.record import CollectedRollout, failure_line
 from gymgate.stack import AgentInfo
 
 POLICY_GONE = {"kind": "policy", "type": "PolicyError", "message": "gone", "retryable": True}

@@ -25,8 +25,8 @@ from gymgate.core.extras import install_command
 from gymgate.results import spans as spans_module
 from gymgate.results.spans import CAPTURE_CONTENT
 from gymgate.rollouts import ModelCall, Rollout, RolloutError, Timing, Usage
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.tracing import models_of
+from gymgate.runs.collected.tracing import models_of
+from gymgate.runs.stored.record import CollectedRollout
 
 RESULT: dict[str, Any] = {
     "responses_create_params": {"input": [{"role": "user", "content": "the secret"}]},

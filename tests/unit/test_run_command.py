@@ -15,9 +15,9 @@ from gymgate.cli.run import command
 from gymgate.cli.texts import endpoint_list
 from gymgate.core.errors import ConfigError
 from gymgate.rollouts import Rollout
-from gymgate.runs import progress as progress_module
-from gymgate.runs.progress import RunProgress
-from gymgate.runs.progress_display import Lines, duration, state
+from gymgate.runs.collected import progress as progress_module
+from gymgate.runs.collected.progress import RunProgress
+from gymgate.runs.collected.progress_display import Lines, duration, state
 from support.collecting import add, as_collected
 
 
@@ -123,7 +123,7 @@ def test_the_first_line_comes_some_seconds_after_the_servers_are_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("gymgate.runs.progress_display.time.monotonic", lambda: now)
+    monkeypatch.setattr("gymgate.runs.collected.progress_display.time.monotonic", lambda: now)
     lines, progress, printed = Lines(), RunProgress(total=20), []
     for now in (100.0, 104.0, 106.0, 107.0, 137.0):  # noqa: B007, the clock
         lines(progress)

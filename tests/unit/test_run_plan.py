@@ -21,11 +21,11 @@ from gymgate.core.errors import ConfigError, DataError
 from gymgate.gateway.replay.recording import Recording
 from gymgate.gym.row_sources import RowSource, open_rows
 from gymgate.rollouts import Rollout, RolloutError
-from gymgate.runs.metrics import summary_rows
-from gymgate.runs.plan import RolloutPlan
-from gymgate.runs.policies import only_recorded, recordings_of, replay_files
-from gymgate.runs.progress import RunProgress
-from gymgate.runs.tasks import CollectedTasks
+from gymgate.runs.collected.policies import only_recorded, recordings_of, replay_files
+from gymgate.runs.collected.progress import RunProgress
+from gymgate.runs.counted.metrics import summary_rows
+from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.described.plan import RolloutPlan
 from support.collecting import add, as_collected
 from support.command_lines import environments_of, settings_of
 

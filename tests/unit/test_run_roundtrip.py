@@ -14,9 +14,9 @@ from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.core.errors import ConfigError
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts.row import make_row
-from gymgate.runs.pace import DEFAULT_BUDGETS, Pace
-from gymgate.runs.plan import RolloutPlan
-from gymgate.runs.run import Collection
+from gymgate.runs.collected.run import Collection
+from gymgate.runs.described.pace import DEFAULT_BUDGETS, Pace
+from gymgate.runs.described.plan import RolloutPlan
 
 ENVIRONMENT_OPTIONS = (
     "--set b=[1,{c: null}]",

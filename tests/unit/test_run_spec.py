@@ -18,7 +18,7 @@ from gymgate.core.config import Config, StackConfig
 from gymgate.core.errors import ConfigError, DataError, OptionError
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.integrations.verl.worker import LoopConfig
-from gymgate.runs.spec import RunSpec, read_spec
+from gymgate.runs.described.spec import RunSpec, read_spec
 
 WORDS = (
     "mcqa calendar -n 5 -r 4 --seeds 2 -b http://a/v1,http://b/v1 -m M --dialect responses --max-retries 0 --sampling top_p=1 "

@@ -20,12 +20,12 @@ from gymgate.core.errors import ConfigError, DataError, GymgateError, MissingExt
 from gymgate.core.extras import install_command
 from gymgate.results import tables
 from gymgate.results.report import write_report
-from gymgate.runs import statistics as st
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.metrics import keep, notes_on_tasks, numbered, parse_bounds, summary_rows, task_rows
-from gymgate.runs.score import score_of
-from gymgate.runs.tasks import CollectedTasks
+from gymgate.runs.counted import statistics as st
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.metrics import keep, notes_on_tasks, numbered, parse_bounds, summary_rows, task_rows
+from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.score import score_of
 
 SETTINGS = {"policy": {"type": "http", "model": "m"}}
 

@@ -22,14 +22,14 @@ from gymgate.results.growing import GrowingReport
 from gymgate.results.report_data import CALLS, TOKENS, ReportData
 from gymgate.results.rescore import StoredRun
 from gymgate.rollouts.row import TaskKey, row_key
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.attempts import Attempt, task_name
-from gymgate.runs.gym_rollouts import RolloutNumbers
-from gymgate.runs.metrics import summary_rows, task_rows
-from gymgate.runs.rows import RowReader
-from gymgate.runs.score import score_of
-from gymgate.runs.store import open_run
-from gymgate.runs.summary import summarize
+from gymgate.runs.collected.store import open_run
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.metrics import summary_rows, task_rows
+from gymgate.runs.counted.summary import summarize
+from gymgate.runs.stored.attempts import Attempt, task_name
+from gymgate.runs.stored.gym_rollouts import RolloutNumbers
+from gymgate.runs.stored.rows import RowReader
+from gymgate.runs.stored.score import score_of
 
 CALL = {"model_server": "policy_model", "status_code": 200, "started_s": 0.5, "duration_s": 1.0, "index": 0}
 CALL |= {"dialect": "chat", "usage": {"input_tokens": 3, "output_tokens": 7}}

@@ -15,14 +15,15 @@ from gymgate.cli import cli
 from gymgate.core.errors import OptionError
 from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
 from gymgate.rollouts.row import make_row
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.costs import Price, TokenUsage, dollars
-from gymgate.runs.plan import Identity, PlannedRollout
-from gymgate.runs.progress import RunProgress
-from gymgate.runs.progress_display import state
-from gymgate.runs.record import collected, failure_line, to_line
-from gymgate.runs.score import score_of
+from gymgate.runs.collected.progress import RunProgress
+from gymgate.runs.collected.progress_display import state
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.costs import TokenUsage, dollars
+from gymgate.runs.described.plan import Identity, PlannedRollout
+from gymgate.runs.described.prices import Price
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.record import collected, failure_line, to_line
+from gymgate.runs.stored.score import score_of
 from support.collecting import as_collected
 from support.json_output import read_output
 

@@ -23,12 +23,12 @@ from gymgate.core.config import ReplayEndpoint, RolloutLimits
 from gymgate.core.errors import ConfigError
 from gymgate.gym.row_sources import RowSource, open_rows
 from gymgate.rollouts import Rollout, outcome_of
-from gymgate.runs.layout import ROLLOUTS
-from gymgate.runs.pace import Pace
-from gymgate.runs.plan import PlannedRollout, RolloutPlan
-from gymgate.runs.record import CollectedRollout, read_values
-from gymgate.runs.settings import extent_of, settings_of
-from gymgate.runs.store import open_run
+from gymgate.runs.collected.store import open_run
+from gymgate.runs.described.pace import Pace
+from gymgate.runs.described.plan import PlannedRollout, RolloutPlan
+from gymgate.runs.described.settings import extent_of, settings_of
+from gymgate.runs.stored.layout import ROLLOUTS
+from gymgate.runs.stored.record import CollectedRollout, read_values
 from support.collecting import made_up_run
 
 EARLIER = Path(__file__).with_name("earlier_run")

@@ -18,11 +18,25 @@ from gymgate.gym.records import answer_fields
 from gymgate.gym.row_sources import RowSource, open_rows
 from gymgate.rollouts import Rollout
 from gymgate.rollouts.row import make_row
-from gymgate.runs.plan import SEED_STRIDE, Identity, IdentitySet, RolloutPlan, Shard, parse_seeds, parse_shard
-from gymgate.runs.record import collected
-from gymgate.runs.run import Collection
-from gymgate.runs.settings import context_overflow_of, differences, extent_of, settings_of, shown_settings
-from gymgate.runs.store import open_run
+from gymgate.runs.collected.run import Collection
+from gymgate.runs.collected.store import open_run
+from gymgate.runs.described.plan import (
+    SEED_STRIDE,
+    Identity,
+    IdentitySet,
+    RolloutPlan,
+    Shard,
+    parse_seeds,
+    parse_shard,
+)
+from gymgate.runs.described.settings import (
+    context_overflow_of,
+    differences,
+    extent_of,
+    settings_of,
+    shown_settings,
+)
+from gymgate.runs.stored.record import collected
 
 STACK = StackConfig(environments=("mcqa",))
 

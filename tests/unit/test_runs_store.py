@@ -25,14 +25,21 @@ from gymgate.rollouts import ModelCall, Rollout, RolloutError, Usage
 from gymgate.rollouts.outcome import LARGEST
 from gymgate.rollouts.result import measurement_fields
 from gymgate.rollouts.row import make_row
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.layout import read_run, run_directories
-from gymgate.runs.pace import DEFAULT_BUDGETS, Pace, fitting_concurrency, may_retry, parse_budgets, wait_s
-from gymgate.runs.plan import Identity, RolloutPlan, Shard
-from gymgate.runs.record import CollectedRollout, collected, failure_line, read_values, to_line
-from gymgate.runs.run import _refuse_other_split
-from gymgate.runs.score import score_of
-from gymgate.runs.store import LOCK, LineLog, differences, open_run
+from gymgate.runs.collected.run import _refuse_other_split
+from gymgate.runs.collected.store import LOCK, LineLog, differences, open_run
+from gymgate.runs.described.pace import (
+    DEFAULT_BUDGETS,
+    Pace,
+    fitting_concurrency,
+    may_retry,
+    parse_budgets,
+    wait_s,
+)
+from gymgate.runs.described.plan import Identity, RolloutPlan, Shard
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.layout import read_run, run_directories
+from gymgate.runs.stored.record import CollectedRollout, collected, failure_line, read_values, to_line
+from gymgate.runs.stored.score import score_of
 
 SETTINGS = {"policy": {"model": "a", "sampling": {"temperature": 1.0}}, "sources": ["x"]}
 
@@ -141,7 +148,7 @@ def test_a_run_keeps_its_beginning_and_its_retries_are_given_back_if_asked(
     with open_run(tmp_path, SETTINGS, {}) as run:
         run.failures.append(failure_line(collected(job(), failed_rollout(), 1), final=True))
     began = read_run(tmp_path)["created"]
-    monkeypatch.setattr("gymgate.runs.store.time.time", lambda: began + 1000)
+    monkeypatch.setattr("gymgate.runs.collected.store.time.time", lambda: began + 1000)
     for again in (False, True):
         with open_run(tmp_path, SETTINGS, {"rows": int(again)}) as run:
             if again:
@@ -307,7 +314,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from gymgate.runs.store import open_run\n"
+        "import sys; from pathlib import Path; from gymgate.runs.collected.store import open_run\n"
         f"with open_run(Path({str(tmp_path)!r}), {SETTINGS!r}, {{}}): print('open', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
@@ -445,7 +452,7 @@ def test_concurrency_fits_the_limit_on_open_files(limit: int, fitting: int) -> N
     """As many rollouts as the daemon takes at once."""
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, {limit}))\n"
-        "from gymgate.runs.pace import fitting_concurrency\n"
+        "from gymgate.runs.described.pace import fitting_concurrency\n"
         "print(fitting_concurrency(20)[0], *fitting_concurrency(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run(

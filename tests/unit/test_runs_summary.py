@@ -13,8 +13,8 @@ from test_runs_aggregate import line, write_run
 
 import gymgate
 from gymgate.cli import cli
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.gym_rollouts import export_rollouts
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.stored.gym_rollouts import export_rollouts
 
 
 def stored(path: Path, environment: str = "mcqa", *, planned: int = 4, **settings: Any) -> Path:

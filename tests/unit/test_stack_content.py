@@ -16,7 +16,7 @@ import pytest
 from gymgate.core.config import EnvironmentConfig, ReplayEndpoint, RolloutLimits
 from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import Catalog
-from gymgate.runs.settings import differences, settings_of
+from gymgate.runs.described.settings import differences, settings_of
 from gymgate.stack.content import environment_content, file_digest, source_digest, variable_digests
 from gymgate.stack.description import endpoint_settings
 

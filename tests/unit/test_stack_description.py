@@ -9,7 +9,7 @@ import pytest
 
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.gym.catalog import Catalog
-from gymgate.runs.settings import differences
+from gymgate.runs.described.settings import differences
 from gymgate.stack.description import stack_settings
 from support.faulty import CONFIG
 

@@ -26,10 +26,11 @@ from gymgate.cli.output import log, log_next, print_json
 from gymgate.core.errors import ConfigError
 from gymgate.results.tables import checked_table, write_table
 from gymgate.results.tracking import log_stored
-from gymgate.runs.aggregate import RunTable, read_runs
-from gymgate.runs.costs import Price, TokenUsage, refuse_price_of_replay
-from gymgate.runs.metrics import keep, notes_on_tasks, parse_bounds, summary_rows, task_rows
-from gymgate.runs.summary import RunSummary
+from gymgate.runs.counted.aggregate import RunTable, read_runs
+from gymgate.runs.counted.costs import TokenUsage
+from gymgate.runs.counted.metrics import keep, notes_on_tasks, parse_bounds, summary_rows, task_rows
+from gymgate.runs.counted.summary import RunSummary
+from gymgate.runs.described.prices import Price, refuse_price_of_replay
 
 
 @dataclass(frozen=True)

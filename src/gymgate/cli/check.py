@@ -55,7 +55,7 @@ from gymgate.quality.model import (
     Thresholds,
 )
 from gymgate.quality.sections import OF_ORACLE, WITHOUT_ANSWER, ProbeName
-from gymgate.runs.policies import ask_judges, endpoint_with_model
+from gymgate.runs.collected.policies import ask_judges, endpoint_with_model
 
 _SHOWN_ROWS = 5
 """Rows of an environment whose rewards differ that are printed."""

@@ -24,11 +24,11 @@ from gymgate.results.compare import (
 )
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import opening
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.score import Score
-from gymgate.runs.settings import example_note, policy_name
-from gymgate.runs.tasks import Task
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.tasks import Task
+from gymgate.runs.described.settings import example_note, policy_name
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.score import Score
 
 SHOWN_FLIPS = 5
 SHOWN_ALONE = 3

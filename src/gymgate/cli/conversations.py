@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gymgate.rollouts import outcome_of
 from gymgate.rollouts.transcript import cut, text_of, transcript
-from gymgate.runs.attempts import task_name
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.score import expected_answer, extracted_answer
+from gymgate.runs.stored.attempts import task_name
+from gymgate.runs.stored.record import CollectedRollout
+from gymgate.runs.stored.score import expected_answer, extracted_answer
 
 LONGEST_TEXT = 2000
 """Characters of a text that are shown."""

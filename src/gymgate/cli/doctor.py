@@ -12,7 +12,7 @@ import click
 from gymgate.cli.options import field_option, gym_option, json_option
 from gymgate.cli.output import echo, log, print_json
 from gymgate.core.config import RolloutLimits, StackConfig
-from gymgate.runs.spec import RunSpec
+from gymgate.runs.described.spec import RunSpec
 
 if TYPE_CHECKING:
     from gymgate.core.config import RuntimeConfig

@@ -46,9 +46,9 @@ from gymgate.integrations.stacks import starting_early
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.policy import Policy, check_policy, replaying
 from gymgate.integrations.versions import require
-from gymgate.runs.counts import RolloutCounts
-from gymgate.runs.settings import is_example as is_example_source
-from gymgate.runs.spec import RunSpec
+from gymgate.runs.counted.counts import RolloutCounts
+from gymgate.runs.described.settings import is_example as is_example_source
+from gymgate.runs.described.spec import RunSpec
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.cli.eval import EvalConfig

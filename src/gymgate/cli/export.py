@@ -13,9 +13,9 @@ from gymgate.cli.output import log, log_next
 from gymgate.core.errors import ConfigError
 from gymgate.results.atif import export_trajectories
 from gymgate.results.export import export_dataset, export_lines, export_rows
-from gymgate.runs.aggregate import RunTable, read_runs
-from gymgate.runs.gym_rollouts import export_rollouts
-from gymgate.runs.metrics import parse_bounds
+from gymgate.runs.counted.aggregate import RunTable, read_runs
+from gymgate.runs.counted.metrics import parse_bounds
+from gymgate.runs.stored.gym_rollouts import export_rollouts
 
 EXPORTS = {
     "atif": export_trajectories,

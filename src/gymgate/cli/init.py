@@ -20,7 +20,7 @@ from gymgate.core.errors import ConfigError, DataError, OptionError
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.inside.resolve import RESOURCES
 from gymgate.gym.runtime import open_catalog
-from gymgate.runs.counts import OVERALL
+from gymgate.runs.counted.counts import OVERALL
 
 TEMPLATE = resources.files("gymgate") / "template"
 """Laid out as a user's own repository: `gymgate check` runs it as it is."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from gymgate.cli.output import Column, echo, log, print_columns
 from gymgate.core.config import POLICY
-from gymgate.runs.costs import TokenUsage, dollars
-from gymgate.runs.counts import NOT_SCORED, OVERALL
-from gymgate.runs.metrics import numbered
-from gymgate.runs.settings import example_note
+from gymgate.runs.counted.costs import TokenUsage, dollars
+from gymgate.runs.counted.counts import NOT_SCORED, OVERALL
+from gymgate.runs.counted.metrics import numbered
+from gymgate.runs.described.settings import example_note
 
 SHOWN_CAUSES = 5
 Rows = Sequence[Mapping[str, Any]]

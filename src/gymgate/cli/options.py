@@ -26,11 +26,11 @@ from gymgate.core.config import (
     StackConfig,
 )
 from gymgate.results.trackers import LIBRARIES
-from gymgate.runs.layout import FAILURES, ROLLOUTS, ROWS, RUN
-from gymgate.runs.metrics import parse_ks
-from gymgate.runs.pace import Pace
-from gymgate.runs.plan import parse_shard
-from gymgate.runs.spec import RunSpec
+from gymgate.runs.counted.metrics import parse_ks
+from gymgate.runs.described.pace import Pace
+from gymgate.runs.described.plan import parse_shard
+from gymgate.runs.described.spec import RunSpec
+from gymgate.runs.stored.layout import FAILURES, ROLLOUTS, ROWS, RUN
 
 Command = Callable[..., Any]
 

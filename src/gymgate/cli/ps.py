@@ -117,7 +117,7 @@ def _listed(daemon: DaemonProcess, report: DaemonReport) -> ListedStack:
 
 
 def _row(stack: ListedStack) -> tuple[str, ...]:
-    from gymgate.runs.progress_display import duration
+    from gymgate.runs.collected.progress_display import duration
 
     names = [
         environment.name

@@ -12,7 +12,7 @@ import click
 from gymgate.cli.options import OUTPUT_FILE, overlap_option, per_task_option, price_option, tasks_option
 from gymgate.cli.output import echo, log_next
 from gymgate.results.report import write_report
-from gymgate.runs.costs import Price
+from gymgate.runs.described.prices import Price
 
 
 @click.command("report")

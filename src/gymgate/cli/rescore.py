@@ -27,10 +27,10 @@ from gymgate.gym.catalog import Catalog, Environment
 from gymgate.gym.open_needs import require_needs
 from gymgate.gym.runtime import open_catalog
 from gymgate.results.rescore import Rescoring, StoredRun
-from gymgate.runs.plan import WHOLE, Shard
-from gymgate.runs.policies import ask_models
-from gymgate.runs.prepare import environment_of
-from gymgate.runs.spec import RunSpec
+from gymgate.runs.collected.policies import ask_models
+from gymgate.runs.collected.prepare import environment_of
+from gymgate.runs.described.plan import WHOLE, Shard
+from gymgate.runs.described.spec import RunSpec
 from gymgate.stack.description import stack_settings
 
 SHOWN_OPTIONS = (

@@ -33,15 +33,15 @@ from gymgate.cli.output import Log, explained, log, log_next, print_json
 from gymgate.core.config import RolloutLimits
 from gymgate.core.errors import GymgateError
 from gymgate.results.tracking import RunTracking
-from gymgate.runs.costs import TokenUsage
-from gymgate.runs.layout import FAILURES
-from gymgate.runs.metrics import notes_on_tasks, summary_rows
-from gymgate.runs.pace import DEFAULT_BUDGETS, Pace, parse_budgets
-from gymgate.runs.progress_display import Show, showing_progress
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.run import Collection, OnRollout
-from gymgate.runs.settings import is_example
-from gymgate.runs.spec import RunSpec
+from gymgate.runs.collected.progress_display import Show, showing_progress
+from gymgate.runs.collected.run import Collection, OnRollout
+from gymgate.runs.counted.costs import TokenUsage
+from gymgate.runs.counted.metrics import notes_on_tasks, summary_rows
+from gymgate.runs.described.pace import DEFAULT_BUDGETS, Pace, parse_budgets
+from gymgate.runs.described.settings import is_example
+from gymgate.runs.described.spec import RunSpec
+from gymgate.runs.stored.layout import FAILURES
+from gymgate.runs.stored.record import CollectedRollout
 
 FAILED = 1
 UNFINISHED = 75

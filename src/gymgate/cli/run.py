@@ -35,10 +35,10 @@ from gymgate.core.config import RayCluster
 from gymgate.core.errors import ConfigError
 from gymgate.gym.runtime import open_catalog
 from gymgate.results.spans import RolloutTracer
-from gymgate.runs.plan import WHOLE, Shard, parse_seeds
-from gymgate.runs.prepare import prepare, refuse_missing
-from gymgate.runs.spec import RunSpec
-from gymgate.runs.store import checked_output
+from gymgate.runs.collected.prepare import prepare, refuse_missing
+from gymgate.runs.collected.store import checked_output
+from gymgate.runs.described.plan import WHOLE, Shard, parse_seeds
+from gymgate.runs.described.spec import RunSpec
 from gymgate.stack.ray.nodes import require_ray
 
 KEPT_ONLY = ("shard", "retries", "rerun_failed", "bodies", "sync_every")

@@ -16,10 +16,10 @@ from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.row_sources import ROWS
 from gymgate.gym.runtime import open_catalog
-from gymgate.runs.pace import Pace
-from gymgate.runs.policies import replay_files
-from gymgate.runs.prepare import count_rows, environments_of_rows, refuse_missing
-from gymgate.runs.spec import RunSpec, read_spec
+from gymgate.runs.collected.policies import replay_files
+from gymgate.runs.collected.prepare import count_rows, environments_of_rows, refuse_missing
+from gymgate.runs.described.pace import Pace
+from gymgate.runs.described.spec import RunSpec, read_spec
 
 
 def spec_of(context: click.Context, log: Log) -> RunSpec:

@@ -9,8 +9,8 @@ from gymgate.cli.options import gym_option, host_option, number_option, port_opt
 from gymgate.cli.output import echo, log
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError
-from gymgate.runs.policies import replay_files
-from gymgate.runs.replay_server import recording_files, serve
+from gymgate.runs.collected.policies import replay_files
+from gymgate.runs.collected.replay_server import recording_files, serve
 
 
 @click.command("serve")

@@ -18,7 +18,7 @@ from gymgate.cluster.slurm import SlurmJob, aggregate_script, array_script, is_o
 from gymgate.core.errors import ConfigError
 from gymgate.core.files import replacing
 from gymgate.gym.runtime.command import CommandError, CommandTimeoutError, run_command
-from gymgate.runs.plan import parse_seeds
+from gymgate.runs.described.plan import parse_seeds
 
 SUBMIT_TIMEOUT_S = 120.0
 _GIVES_POLICY = frozenset({"-b", "--base-url", "--replay-file", "--spec"})

@@ -26,7 +26,7 @@ from gymgate.core.config import (
 from gymgate.core.errors import ConfigError, OptionError
 from gymgate.core.http_client import header_lines
 from gymgate.gym.catalog.parse import parse_yaml, read_yaml
-from gymgate.runs.costs import Price
+from gymgate.runs.described.prices import Price
 
 _SLURM = re.compile(r"slurm(?:/(\d+))?:(\d+)")
 _SAMPLING = frozenset(

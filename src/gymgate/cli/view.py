@@ -16,7 +16,7 @@ from gymgate.cli.options import per_task_option, port_option, tasks_option
 from gymgate.cli.output import echo, log
 from gymgate.results.growing import GrowingReport
 from gymgate.results.view import ReportView
-from gymgate.runs.aggregate import runs_at
+from gymgate.runs.counted.aggregate import runs_at
 
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Variables without which `webbrowser` would open a browser of text in this terminal, or none."""

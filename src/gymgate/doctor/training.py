@@ -17,7 +17,7 @@ from gymgate.gym.catalog import Catalog
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import ensure_runtime, find_runtime
 from gymgate.gym.runtime.command import Progress
-from gymgate.runs.spec import RunSpec
+from gymgate.runs.described.spec import RunSpec
 from gymgate.stack import acquire
 
 

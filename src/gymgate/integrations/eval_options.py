@@ -23,7 +23,7 @@ from gymgate.core.config import (
     dotted,
     validation_message,
 )
-from gymgate.runs.spec import RowSettings, RunSpec
+from gymgate.runs.described.spec import RowSettings, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

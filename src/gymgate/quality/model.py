@@ -30,7 +30,7 @@ from gymgate.quality.sections import (
     Shape,
 )
 from gymgate.rollouts import RolloutStatus
-from gymgate.runs.spec import RolloutSpec
+from gymgate.runs.described.spec import RolloutSpec
 
 Verdict = Literal["match", "differs", "blocked", "incomplete", "failed"]
 """match: every recorded reward is reproduced; differs: at least one is not; blocked: something that it needs is

@@ -18,10 +18,10 @@ from gymgate.core.files import filling
 from gymgate.rollouts import ModelCall, outcome_of
 from gymgate.rollouts.record import UNDELIVERED
 from gymgate.rollouts.transcript import items_of, text_of
-from gymgate.runs.aggregate import RunTable
-from gymgate.runs.gym_rollouts import ROLLOUT, TASK, RolloutNumbers
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.rows import RowReader
+from gymgate.runs.counted.aggregate import RunTable
+from gymgate.runs.stored.gym_rollouts import ROLLOUT, TASK, RolloutNumbers
+from gymgate.runs.stored.record import CollectedRollout
+from gymgate.runs.stored.rows import RowReader
 
 SCHEMA = "ATIF-v1.7"
 MANIFEST = "manifest.jsonl"

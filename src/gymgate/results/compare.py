@@ -12,13 +12,13 @@ from gymgate.core.errors import DataError
 from gymgate.results.page import Part, conversation, table, task_parts, write_page
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import opening
-from gymgate.runs import statistics as st
-from gymgate.runs.aggregate import RunTable
-from gymgate.runs.counts import OVERALL
-from gymgate.runs.plan import Order
-from gymgate.runs.score import score_of
-from gymgate.runs.settings import context_overflow_of
-from gymgate.runs.tasks import CollectedTasks, Task
+from gymgate.runs.counted import statistics as st
+from gymgate.runs.counted.aggregate import RunTable
+from gymgate.runs.counted.counts import OVERALL
+from gymgate.runs.counted.tasks import CollectedTasks, Task
+from gymgate.runs.described.plan import Order
+from gymgate.runs.described.settings import context_overflow_of
+from gymgate.runs.stored.score import score_of
 
 
 class Flip(NamedTuple):

@@ -9,15 +9,15 @@ from typing import Any
 
 from gymgate.core.errors import ConfigError
 from gymgate.results.export import table_row
-from gymgate.runs.metrics import notes_on_tasks, summary_rows
-from gymgate.runs.progress_display import Log, Show, showing_progress
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.run import ignore
-from gymgate.runs.score import score_of
-from gymgate.runs.settings import example_note, is_example, policy_name
-from gymgate.runs.stream import Environments, Rows, open_collection, rollouts_of
-from gymgate.runs.summary import RunSummary
-from gymgate.runs.tasks import CollectedTasks
+from gymgate.runs.collected.progress_display import Log, Show, showing_progress
+from gymgate.runs.collected.run import ignore
+from gymgate.runs.collected.stream import Environments, Rows, open_collection, rollouts_of
+from gymgate.runs.counted.metrics import notes_on_tasks, summary_rows
+from gymgate.runs.counted.summary import RunSummary
+from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.described.settings import example_note, is_example, policy_name
+from gymgate.runs.stored.record import CollectedRollout
+from gymgate.runs.stored.score import score_of
 from gymgate.stack import Policy
 from gymgate.stack.sync import run_apart
 

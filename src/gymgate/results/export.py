@@ -10,16 +10,16 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.results.tables import checked_table, write_table
 from gymgate.rollouts.transcript import text_of, transcript
-from gymgate.runs.aggregate import RunTable
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.gym_rollouts import agent_ref
-from gymgate.runs.layout import ROLLOUTS
-from gymgate.runs.metrics import keep
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.rows import RowReader
-from gymgate.runs.score import expected_answer, extracted_answer, score_of
-from gymgate.runs.settings import policy_name
-from gymgate.runs.tasks import CollectedTasks, Task
+from gymgate.runs.counted.aggregate import RunTable
+from gymgate.runs.counted.metrics import keep
+from gymgate.runs.counted.tasks import CollectedTasks, Task
+from gymgate.runs.described.settings import policy_name
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.gym_rollouts import agent_ref
+from gymgate.runs.stored.layout import ROLLOUTS
+from gymgate.runs.stored.record import CollectedRollout
+from gymgate.runs.stored.rows import RowReader
+from gymgate.runs.stored.score import expected_answer, extracted_answer, score_of
 
 COLUMNS = {
     **dict.fromkeys(("model", "run", "environment", "agent", "task", "source"), "text"),

@@ -8,9 +8,9 @@ from pathlib import Path
 from gymgate.results.page import Part
 from gymgate.results.report import report_parts, title_of
 from gymgate.results.report_data import ReportData
-from gymgate.runs.aggregate import read_runs, runs_at
-from gymgate.runs.gym_rollouts import failures_beside
-from gymgate.runs.layout import FAILURES, ROLLOUTS, ROWS, RUN, run_directories, run_of_file
+from gymgate.runs.counted.aggregate import read_runs, runs_at
+from gymgate.runs.stored.gym_rollouts import failures_beside
+from gymgate.runs.stored.layout import FAILURES, ROLLOUTS, ROWS, RUN, run_directories, run_of_file
 
 FileStamp = tuple[int, int, int] | None
 """Inode, size and time of the last change; `None` if there is no such file."""

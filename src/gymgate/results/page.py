@@ -29,8 +29,8 @@ from gymgate.core.files import replacing
 from gymgate.results.tables import columns_of
 from gymgate.rollouts import Outcome
 from gymgate.rollouts.transcript import Entry, cut, entries_of, items_of, text_of
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.score import expected_answer, extracted_answer
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.score import expected_answer, extracted_answer
 
 LONGEST_TEXT = 6000
 LONGEST_ANSWER = 200

@@ -18,12 +18,13 @@ from gymgate.results.page import LONGEST_TEXT, Part, curve, histogram, shares, t
 from gymgate.results.report_data import LONGEST_NAME, ReportData
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import cut
-from gymgate.runs.aggregate import RunTable, read_runs
-from gymgate.runs.costs import Prices, TokenUsage, refuse_price_of_replay
-from gymgate.runs.counts import OVERALL
-from gymgate.runs.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows, task_rows
-from gymgate.runs.settings import example_note, policy_name, shown_settings
-from gymgate.runs.tasks import CollectedTasks, Task
+from gymgate.runs.counted.aggregate import RunTable, read_runs
+from gymgate.runs.counted.costs import TokenUsage
+from gymgate.runs.counted.counts import OVERALL
+from gymgate.runs.counted.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows, task_rows
+from gymgate.runs.counted.tasks import CollectedTasks, Task
+from gymgate.runs.described.prices import Prices, refuse_price_of_replay
+from gymgate.runs.described.settings import example_note, policy_name, shown_settings
 
 SHOWN_TASK_ROWS = 1000
 SHOWN_NAMES = 5

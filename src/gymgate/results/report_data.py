@@ -13,11 +13,11 @@ from gymgate.core.config import POLICY
 from gymgate.results.page import Part, conversation, shown_answer
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import cut, opening
-from gymgate.runs.attempts import Attempt, StoredError
-from gymgate.runs.costs import Calls
-from gymgate.runs.plan import Order
-from gymgate.runs.score import Score, expected_answer
-from gymgate.runs.tasks import Task
+from gymgate.runs.counted.tasks import Task
+from gymgate.runs.described.plan import Order
+from gymgate.runs.stored.attempts import Attempt, StoredError
+from gymgate.runs.stored.score import Score, expected_answer
+from gymgate.runs.stored.tokens import Calls
 
 LONGEST_OPENING = 400
 """Characters that are kept of a task's first words, so that what the tasks of an environment have in common can be left out."""

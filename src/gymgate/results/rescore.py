@@ -14,14 +14,14 @@ from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout, Row
 from gymgate.rollouts.result import judge_failed, rollout_error
 from gymgate.rollouts.row import TaskKey
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.gym_rollouts import TASK, failures_beside, inputs_beside, stored_attempts
-from gymgate.runs.layout import FAILURES, ROLLOUTS, RUN, read_run, run_directories, run_of_file
-from gymgate.runs.plan import WHOLE, Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
-from gymgate.runs.record import read_values
-from gymgate.runs.rows import RowReader
-from gymgate.runs.run import Collection
-from gymgate.runs.settings import differences
+from gymgate.runs.collected.run import Collection
+from gymgate.runs.described.plan import WHOLE, Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
+from gymgate.runs.described.settings import differences
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.gym_rollouts import TASK, failures_beside, inputs_beside, stored_attempts
+from gymgate.runs.stored.layout import FAILURES, ROLLOUTS, RUN, read_run, run_directories, run_of_file
+from gymgate.runs.stored.record import read_values
+from gymgate.runs.stored.rows import RowReader
 from gymgate.stack import Stack
 
 _NOT_RECORDED = 422

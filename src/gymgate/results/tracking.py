@@ -26,12 +26,12 @@ from gymgate.core.errors import MissingExtraError, described
 from gymgate.core.interpreter import module_command
 from gymgate.core.json_server import shortened
 from gymgate.results.trackers import END_S
-from gymgate.runs.aggregate import RunTable
-from gymgate.runs.metrics import numbered, summary_rows
-from gymgate.runs.progress import RunProgress
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.run import Collection
-from gymgate.runs.settings import extent_of, shown_settings
+from gymgate.runs.collected.progress import RunProgress
+from gymgate.runs.collected.run import Collection
+from gymgate.runs.counted.aggregate import RunTable
+from gymgate.runs.counted.metrics import numbered, summary_rows
+from gymgate.runs.described.settings import extent_of, shown_settings
+from gymgate.runs.stored.record import CollectedRollout
 
 START_S = 120.0
 """Seconds that a library has to start its run."""

@@ -33,10 +33,11 @@ from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
 from gymgate.integrations.inspect.task import conversation_of, target_of
 from gymgate.results.tables import checked_table
 from gymgate.rollouts.transcript import items_of
-from gymgate.runs.aggregate import RunTable
-from gymgate.runs.costs import TOKENS, Tokens, UsageCounts, tokens_of
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.settings import shown_settings
+from gymgate.runs.counted.aggregate import RunTable
+from gymgate.runs.counted.costs import UsageCounts
+from gymgate.runs.described.settings import shown_settings
+from gymgate.runs.stored.record import CollectedRollout
+from gymgate.runs.stored.tokens import TOKENS, Tokens, tokens_of
 
 SCORER = "reward"
 _STOPS = {

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from gymgate.core.config import PAIRS, RolloutLimits, Settings, short_for
 from gymgate.rollouts import Rollout
-from gymgate.runs.spec import RolloutSpec
+from gymgate.runs.described.spec import RolloutSpec
 
 REWARD = "reward"
 """Name of the environment's own reward beside its parts."""

@@ -31,11 +31,11 @@ from gymgate.core.errors import ConfigError
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import INFO_KEY, NeMoGymConfig
-from gymgate.runs.attempts import Attempt, StoredError
-from gymgate.runs.counts import RolloutCounts
-from gymgate.runs.metrics import summary_rows
-from gymgate.runs.score import score_of
-from gymgate.runs.tasks import CollectedTasks
+from gymgate.runs.counted.counts import RolloutCounts
+from gymgate.runs.counted.metrics import summary_rows
+from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.stored.attempts import Attempt, StoredError
+from gymgate.runs.stored.score import score_of
 
 PROGRESS_S = 10.0
 TASKSET_CLIENT = {"api_key_var": "OPENAI_API_KEY"}

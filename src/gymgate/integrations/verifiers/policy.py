@@ -17,8 +17,8 @@ from gymgate.core.errors import ConfigError
 from gymgate.gym.open_needs import require_needs
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.eval_options import EvalOptions
-from gymgate.runs.policies import ask_models
-from gymgate.runs.replay_server import ReplayServer
+from gymgate.runs.collected.policies import ask_models
+from gymgate.runs.collected.replay_server import ReplayServer
 
 REPLAY_KEY_VARIABLE = "GYMGATE_REPLAY_KEY"
 """API key variable of an eval that replays recorded rollouts. It is never set; a resumed run is recognised by it."""

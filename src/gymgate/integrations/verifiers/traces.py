@@ -28,8 +28,8 @@ from gymgate.integrations.verifiers.taskset import (
 from gymgate.results.tables import checked_table
 from gymgate.rollouts import outcome_of
 from gymgate.rollouts.transcript import items_of
-from gymgate.runs.aggregate import RunTable
-from gymgate.runs.record import CollectedRollout
+from gymgate.runs.counted.aggregate import RunTable
+from gymgate.runs.stored.record import CollectedRollout
 
 WireTrace = Trace[WireTaskData, State, WireAgentConfig]
 WireEpisode = Episode[WireTaskData, State, WireAgentConfig]

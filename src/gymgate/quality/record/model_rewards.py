@@ -9,7 +9,7 @@ from gymgate.quality.record.context import MeasurementContext, Unmeasured, rewar
 from gymgate.quality.recordings import RowData
 from gymgate.quality.sections import PolicyRewards
 from gymgate.rollouts import Rollout
-from gymgate.runs.statistics import clustered_error, mean
+from gymgate.runs.counted.statistics import clustered_error, mean
 
 AT_ONCE = 8
 

@@ -3,68 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from gymgate.core.config import POLICY
-from gymgate.core.errors import ConfigError
-from gymgate.rollouts import ModelCall, Rollout
-from gymgate.runs.counts import OVERALL
-
-OTHERS = "*"
-"""Model server whose price holds for each judge without its own."""
-TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
-Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Whole = Annotated[int, Field(strict=True, ge=0, le=1 << 53)]
-Seconds = Annotated[float, Field(strict=True, ge=-1e10, le=1e10)]
-"""So many that sums of a few are still moments that a calendar has."""
-Text = Annotated[str, Field(strict=True)]
-Tokens = dict[str, int | None]
-"""`calls` and each of `TOKENS`, for one rollout and model server."""
-
-
-class Price(NamedTuple):
-    """Dollars per million tokens."""
-
-    input: Dollars
-    output: Dollars
-
-
-Prices = Mapping[str, Price]
-"""By model server."""
-
-
-class Stored(BaseModel):
-    """Base of what is read of a line. Fields that nothing counts are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class StoredUsage(Stored):
-    """Token counts of one call; `None` where the endpoint did not say."""
-
-    input_tokens: Whole | None = None
-    output_tokens: Whole | None = None
-    cached_tokens: Whole | None = None
-    reasoning_tokens: Whole | None = None
-
-
-class StoredCall(Stored):
-    """What is counted of a model call."""
-
-    model_server: Text = POLICY
-    status_code: Whole | None = None
-    usage: StoredUsage = StoredUsage()
-    started_s: Seconds = 0.0
-    duration_s: Seconds = 0.0
-    request: Any = None
-
-
-Calls = Iterable[StoredCall | ModelCall]
-"""Calls of a stored rollout, or of one that just finished."""
+from gymgate.runs.counted.counts import OVERALL
+from gymgate.runs.described.prices import OTHERS, Prices
+from gymgate.runs.stored.tokens import TOKENS, Tokens, no_tokens
 
 
 @dataclass
@@ -133,7 +79,7 @@ class UsageCounts:
     def add(self, environment: str, tokens: Mapping[str, Tokens | None]) -> None:
         """Add a rollout's tokens by model server; `None`: they are unknown."""
         if POLICY not in tokens:
-            self._usage(environment, POLICY).add(_no_tokens())
+            self._usage(environment, POLICY).add(no_tokens())
         for server, used in tokens.items():
             self._usage(environment, server).add(used)
 
@@ -164,50 +110,6 @@ class UsageCounts:
         """Return the policy's usage over all environments; `None` before the first rollout."""
         usage = self._totals().get(POLICY)
         return None if usage is None else usage.at(prices)
-
-
-def refuse_price_of_replay(prices: Prices, *, replayed: bool) -> None:
-    """Raise `ConfigError` for a price of a policy that was not called."""
-    if replayed and POLICY in prices:
-        raise ConfigError(
-            "recorded answers were replayed, which costs nothing: leave out the price of the policy"
-        )
-
-
-def tokens_of(rollout: Rollout) -> dict[str, Tokens | None]:
-    """Return the tokens that a rollout used, by model server."""
-    return tokens_of_calls(rollout.calls)
-
-
-def tokens_of_calls(calls: Calls) -> dict[str, Tokens | None]:
-    """Return the tokens of calls by model server; `None` where those of a call are unknown.
-
-    A call that was refused (4xx) used none. One that failed otherwise may have been paid all the same.
-    """
-    found: dict[str, Tokens | None] = {}
-    for call in calls:
-        usage = call.usage
-        tokens = found.setdefault(call.model_server, _no_tokens())
-        if tokens is None or 400 <= (call.status_code or 0) < 500:
-            continue
-        if usage.input_tokens is None or usage.output_tokens is None:
-            found[call.model_server] = None
-            continue
-        tokens["calls"] = (tokens["calls"] or 0) + 1
-        for name in TOKENS:
-            if (count := getattr(usage, name)) is not None:
-                tokens[name] = (tokens[name] or 0) + count
-    return found
-
-
-def _no_tokens() -> Tokens:
-    return {
-        "calls": 0,
-        "input_tokens": 0,
-        "cached_tokens": None,
-        "output_tokens": 0,
-        "reasoning_tokens": None,
-    }
 
 
 def dollars(amount: float | None) -> str:

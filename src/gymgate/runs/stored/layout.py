@@ -18,9 +18,9 @@ from gymgate.core import codec
 from gymgate.core.config import validation_message
 from gymgate.core.errors import DataError
 from gymgate.core.files import open_regular
-from gymgate.runs.costs import Text, Whole
-from gymgate.runs.plan import PlannedIdentities
-from gymgate.runs.record import line_error
+from gymgate.runs.described.plan import PlannedIdentities
+from gymgate.runs.stored.record import line_error
+from gymgate.runs.stored.tokens import Text, Whole
 
 RUN, ROWS, ROLLOUTS, FAILURES = "run.json", "rows.txt", "rollouts.jsonl", "failures.jsonl"
 FORMAT = 1

@@ -14,8 +14,8 @@ from gymgate.core.errors import DataError
 from gymgate.core.files import open_regular
 from gymgate.rollouts import Rollout
 from gymgate.rollouts.row import TaskKey
-from gymgate.runs.costs import tokens_of
-from gymgate.runs.plan import Identity, PlannedRollout
+from gymgate.runs.described.plan import Identity, PlannedRollout
+from gymgate.runs.stored.tokens import tokens_of
 
 _READ = 1 << 20
 _PLANNED = set(Identity._fields)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gymgate.core.errors import printable
-from gymgate.runs.costs import dollars
-from gymgate.runs.counts import NOT_SCORED
-from gymgate.runs.progress import RunProgress
+from gymgate.runs.collected.progress import RunProgress
+from gymgate.runs.counted.costs import dollars
+from gymgate.runs.counted.counts import NOT_SCORED
 
 FIRST_LINE_S = 5.0
 NEXT_LINES_S = 30.0

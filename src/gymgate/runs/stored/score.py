@@ -13,10 +13,10 @@ from gymgate.rollouts import ModelCall
 from gymgate.rollouts.answers import answer_of
 from gymgate.rollouts.outcome import Outcome, number, outcome_of
 from gymgate.rollouts.row import TaskKey
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.costs import StoredCall, Tokens, tokens_of_calls
-from gymgate.runs.plan import Order
-from gymgate.runs.record import CollectedRollout
+from gymgate.runs.described.plan import Order
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.record import CollectedRollout
+from gymgate.runs.stored.tokens import StoredCall, Tokens, tokens_of_calls
 
 ANSWER_KEYS = (
     "extracted_answer",

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gymgate.core.config import POLICY
-from gymgate.runs.costs import Prices, TokenUsage
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.score import score_of
-from gymgate.runs.tasks import CollectedTasks
+from gymgate.runs.counted.costs import TokenUsage
+from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.described.prices import Prices
+from gymgate.runs.stored.record import CollectedRollout
+from gymgate.runs.stored.score import score_of
 
 _WINDOW_S = 60.0
 _REPLICA_SAMPLES = 7

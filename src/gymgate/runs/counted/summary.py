@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.rollouts.notebook import html_table, html_text
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows
 
 MOST_NOTES = 20
 """Notes that a notebook shows."""

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.gym_rollouts import read_gym_failures, stored_attempts
-from gymgate.runs.layout import (
+from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.described.plan import IdentitySet
+from gymgate.runs.described.settings import context_overflow_of, differences, is_example
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.gym_rollouts import read_gym_failures, stored_attempts
+from gymgate.runs.stored.layout import (
     FAILURES,
     ROLLOUTS,
     RUN,
@@ -23,10 +26,7 @@ from gymgate.runs.layout import (
     run_directories,
     run_of_file,
 )
-from gymgate.runs.plan import IdentitySet
-from gymgate.runs.score import Score, score_of
-from gymgate.runs.settings import context_overflow_of, differences, is_example
-from gymgate.runs.tasks import CollectedTasks
+from gymgate.runs.stored.score import Score, score_of
 
 _NAMED = 100
 """Missing shards that a note names."""

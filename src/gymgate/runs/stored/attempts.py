@@ -14,9 +14,9 @@ from gymgate.core.errors import ErrorKind
 from gymgate.rollouts.outcome import LARGEST
 from gymgate.rollouts.record import RolloutStatus
 from gymgate.rollouts.row import TaskKey
-from gymgate.runs.costs import Seconds, Stored, StoredCall, Text, Whole
-from gymgate.runs.plan import Identity
-from gymgate.runs.record import CollectedRollout, line_error
+from gymgate.runs.described.plan import Identity
+from gymgate.runs.stored.record import CollectedRollout, line_error
+from gymgate.runs.stored.tokens import Seconds, Stored, StoredCall, Text, Whole
 
 RowKey = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{16}$")]
 Figure = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]

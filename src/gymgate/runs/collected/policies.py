@@ -29,7 +29,7 @@ from gymgate.gateway.replay.recording import Recording, recorded_rollouts, recor
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Row
 from gymgate.rollouts.answers import oracle_rollout
-from gymgate.runs.layout import ROLLOUTS, run_directories
+from gymgate.runs.stored.layout import ROLLOUTS, run_directories
 
 if TYPE_CHECKING:
     from gymgate.stack import Policy

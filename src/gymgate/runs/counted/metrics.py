@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gymgate.core.errors import OptionError
-from gymgate.runs import statistics as st
-from gymgate.runs.counts import NOT_SCORED, OVERALL, RolloutCounts
-from gymgate.runs.tasks import CollectedTasks, Task
+from gymgate.runs.counted import statistics as st
+from gymgate.runs.counted.counts import NOT_SCORED, OVERALL, RolloutCounts
+from gymgate.runs.counted.tasks import CollectedTasks, Task
 
 SHOWN_TASKS = 3
 """Tasks that a note names."""

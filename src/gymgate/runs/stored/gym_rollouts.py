@@ -14,12 +14,12 @@ from gymgate.rollouts.breakdowns import breakdown
 from gymgate.rollouts.result import status_of
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.row_fields import agent_of
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.record import line_error, read_values
-from gymgate.runs.rows import RowReader
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.record import line_error, read_values
+from gymgate.runs.stored.rows import RowReader
 
 if TYPE_CHECKING:
-    from gymgate.runs.aggregate import RunTable
+    from gymgate.runs.counted.aggregate import RunTable
 
 TASK, ROLLOUT = "_ng_task_index", "_ng_rollout_index"
 

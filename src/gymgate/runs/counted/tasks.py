@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from gymgate.rollouts.outcome import Outcome
 from gymgate.rollouts.row import TaskKey
-from gymgate.runs.attempts import task_name
-from gymgate.runs.costs import UsageCounts
-from gymgate.runs.counts import RolloutCounts
-from gymgate.runs.plan import Order
-from gymgate.runs.score import Score
+from gymgate.runs.counted.costs import UsageCounts
+from gymgate.runs.counted.counts import RolloutCounts
+from gymgate.runs.described.plan import Order
+from gymgate.runs.stored.attempts import task_name
+from gymgate.runs.stored.score import Score
 
 _MOST_SHARED = 1 << 14
 """Scores that are remembered to be shared; others are kept apart, so that a run of many different answers costs no index."""

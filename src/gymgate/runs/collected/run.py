@@ -19,15 +19,15 @@ from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostE
 from gymgate.core.task_groups import beside
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.result import failed_rollout
-from gymgate.runs.layout import read_run, run_directories
-from gymgate.runs.pace import Pace, fitting_concurrency, may_retry, wait_s
-from gymgate.runs.plan import Identity, PlannedRollout, RolloutPlan, Shard
-from gymgate.runs.policy_wait import PolicyWait
-from gymgate.runs.progress import RunProgress
-from gymgate.runs.record import CollectedRollout, collected
-from gymgate.runs.settings import extent_of, settings_of
-from gymgate.runs.store import RunDirectory, checked_output, open_run
-from gymgate.runs.tracing import Tracer, models_of
+from gymgate.runs.collected.policy_wait import PolicyWait
+from gymgate.runs.collected.progress import RunProgress
+from gymgate.runs.collected.store import RunDirectory, checked_output, open_run
+from gymgate.runs.collected.tracing import Tracer, models_of
+from gymgate.runs.described.pace import Pace, fitting_concurrency, may_retry, wait_s
+from gymgate.runs.described.plan import Identity, PlannedRollout, RolloutPlan, Shard
+from gymgate.runs.described.settings import extent_of, settings_of
+from gymgate.runs.stored.layout import read_run, run_directories
+from gymgate.runs.stored.record import CollectedRollout, collected
 from gymgate.stack import Policy, Stack, acquire
 
 STALL_NAMES = 3

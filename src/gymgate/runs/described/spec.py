@@ -23,8 +23,8 @@ from gymgate.core.config import (
     StackConfig,
 )
 from gymgate.core.errors import ConfigError
-from gymgate.runs.costs import Price, refuse_price_of_replay
-from gymgate.runs.pace import Pace
+from gymgate.runs.described.pace import Pace
+from gymgate.runs.described.prices import Price, refuse_price_of_replay
 
 SECRET = {"api_key", "headers"}
 """Fields of an endpoint that are shown nowhere."""

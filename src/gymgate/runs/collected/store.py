@@ -17,13 +17,13 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.core.files import open_regular, replacing
-from gymgate.runs.aggregate import read_runs
-from gymgate.runs.attempts import Attempt
-from gymgate.runs.layout import FAILURES, FORMAT, ROLLOUTS, ROWS, RUN, read_run
-from gymgate.runs.plan import Identity, IdentitySet
-from gymgate.runs.record import CollectedRollout, failure_line, to_line
-from gymgate.runs.score import Score
-from gymgate.runs.settings import differences
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.described.plan import Identity, IdentitySet
+from gymgate.runs.described.settings import differences
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.layout import FAILURES, FORMAT, ROLLOUTS, ROWS, RUN, read_run
+from gymgate.runs.stored.record import CollectedRollout, failure_line, to_line
+from gymgate.runs.stored.score import Score
 
 LOCK = ".lock"
 _BLOCK = 1 << 16

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymgate.core.addresses import without_login
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, dotted
-from gymgate.runs.plan import RolloutPlan
+from gymgate.runs.described.plan import RolloutPlan
 from gymgate.stack.content import variable_digests
 from gymgate.stack.description import endpoint_settings, resolved_source
 

@@ -15,11 +15,11 @@ from gymgate.gym.open_needs import require_needs
 from gymgate.gym.row_sources import ROWS, RowSource, open_rows, open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row, RowFile
-from gymgate.runs.plan import RolloutPlan, Shard
-from gymgate.runs.policies import ask_models, only_recorded, recordings_of, with_oracles
-from gymgate.runs.progress import RunProgress
-from gymgate.runs.run import Collection
-from gymgate.runs.spec import RunSpec
+from gymgate.runs.collected.policies import ask_models, only_recorded, recordings_of, with_oracles
+from gymgate.runs.collected.progress import RunProgress
+from gymgate.runs.collected.run import Collection
+from gymgate.runs.described.plan import RolloutPlan, Shard
+from gymgate.runs.described.spec import RunSpec
 from gymgate.stack.description import stack_settings
 
 Log = Callable[[str], None]

@@ -15,15 +15,15 @@ from gymgate.core.errors import ConfigError
 from gymgate.gym.row_sources import RowSource, open_sources
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts.row import make_row
-from gymgate.runs.aggregate import rollouts_of as stored_rollouts_of
-from gymgate.runs.aggregate import runs_at
-from gymgate.runs.pace import Pace
-from gymgate.runs.plan import IdentitySet, PlannedIdentities, RolloutPlan, checked_shard
-from gymgate.runs.policies import ask_models
-from gymgate.runs.record import CollectedRollout
-from gymgate.runs.run import Collection, Log, ignore
-from gymgate.runs.settings import extent_of
-from gymgate.runs.tracing import Tracer
+from gymgate.runs.collected.policies import ask_models
+from gymgate.runs.collected.run import Collection, Log, ignore
+from gymgate.runs.collected.tracing import Tracer
+from gymgate.runs.counted.aggregate import rollouts_of as stored_rollouts_of
+from gymgate.runs.counted.aggregate import runs_at
+from gymgate.runs.described.pace import Pace
+from gymgate.runs.described.plan import IdentitySet, PlannedIdentities, RolloutPlan, checked_shard
+from gymgate.runs.described.settings import extent_of
+from gymgate.runs.stored.record import CollectedRollout
 from gymgate.stack import Policy
 from gymgate.stack.client.stack import checked_policy
 from gymgate.stack.description import stack_settings
