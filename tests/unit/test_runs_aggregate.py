@@ -422,6 +422,28 @@ def test_runs_that_score_context_overflows_otherwise_are_not_mixed(tmp_path: Pat
         read_runs([first, second])
 
 
+def test_shards_of_different_graders_are_not_one_run(tmp_path: Path) -> None:
+    """Two machines may have started them at once, of two states of the code."""
+    for index, grader in ((1, "old"), (2, "new")):
+        settings = {**SETTINGS, "environments": [{"name": "mcqa", "content": {"app.py": grader}}]}
+        write_run(
+            tmp_path / f"shard-{index}-of-2",
+            [line(index, 0, 1.0)],
+            settings=settings,
+            extent={"shard": [index, 2]},
+        )
+    with pytest.raises(ConfigError, match=r"content\.app\.py"):
+        read_runs([tmp_path])
+    assert read_runs([tmp_path / "shard-1-of-2"]).tasks.counts.rollouts == 1
+
+
+def test_shards_that_started_at_once_may_have_salts_of_their_own(tmp_path: Path) -> None:
+    for index in (1, 2):
+        settings = {**SETTINGS, "salt": str(index), "variables": {"MODE": f"digest {index}"}}
+        write_run(tmp_path / f"shard-{index}-of-2", [], settings=settings, extent={"shard": [index, 2]})
+    assert len(read_runs([tmp_path]).runs) == 2
+
+
 def test_missing_shards_are_named(tmp_path: Path) -> None:
     write_run(tmp_path / "x" / "shard-2-of-4", [line(0, 0, 1.0)], extent={"shard": [2, 4]})
     assert read_runs([tmp_path / "x"]).notes == [f"{tmp_path / 'x'}: shards 1, 3, 4 of 4 are missing"]

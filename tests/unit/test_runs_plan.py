@@ -289,6 +289,32 @@ async def test_a_resume_does_not_take_a_row_for_an_equal_one_of_another_environm
         await run_of(2).run()
 
 
+async def test_a_shard_with_other_settings_than_another_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read as one run: half of its rewards would be those of another grader."""
+    stack = StackConfig(environments=("e",), env_vars=("MODE",))
+    nowhere = HTTPEndpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    plans = [RolloutPlan([source([*range(8)])], shard=Shard(index, 2)) for index in (1, 2)]
+
+    def run_of(plan: RolloutPlan, grader: str = "old") -> Collection:
+        settings = {"environments": [{"name": "e", "content": {"app.py": grader}}]}
+        return Collection(stack, nowhere, plan, wait_for_policy_s=0, output=tmp_path, stack_settings=settings)
+
+    monkeypatch.setenv("MODE", "easy")
+    first = run_of(plans[0])
+    with open_run(tmp_path / "shard-1-of-2", first.settings(), extent_of(plans[0])):
+        pass
+    with pytest.raises(ConfigError, match=r"content\.app\.py"):
+        await run_of(plans[1], "new").run()
+    monkeypatch.setenv("MODE", "hard")
+    with pytest.raises(ConfigError, match=r"variables\.MODE"):
+        await run_of(plans[1]).run()
+    monkeypatch.setenv("MODE", "easy")
+    with pytest.raises(PolicyError):  # it goes as far as the policy
+        await run_of(plans[1]).run()
+
+
 @pytest.mark.parametrize(
     ("environment", "answers", "warned"),
     [

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gymgate.core import codec
 from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostError, from_wire
 from gymgate.core.task_groups import beside
@@ -25,7 +26,7 @@ from gymgate.runs.collected.store import RunDirectory, checked_output, open_run
 from gymgate.runs.collected.tracing import Tracer, models_of
 from gymgate.runs.described.pace import Pace, fitting_concurrency, may_retry, wait_s
 from gymgate.runs.described.plan import Identity, PlannedRollout, RolloutPlan, Shard
-from gymgate.runs.described.settings import extent_of, settings_of
+from gymgate.runs.described.settings import differences, extent_of, settings_of
 from gymgate.runs.stored.layout import read_run, run_directories
 from gymgate.runs.stored.record import CollectedRollout, collected
 from gymgate.stack import Policy, Stack, acquire
@@ -75,7 +76,7 @@ class Collection:
     stack_settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the stack, as far as they are known before it reports its own."""
     _salt: str = field(init=False)
-    """Of the digests in its settings; a resumed run keeps its own."""
+    """Of the digests in its settings; a resumed run keeps its own, and a shard takes that of another one."""
     _kept: RunDirectory | None = field(default=None, init=False)
     """The directory while it is open."""
     _on_rollout: OnRollout = field(default=ignore, init=False)
@@ -87,9 +88,10 @@ class Collection:
         if self.output is not None:
             checked_output(self.output)
         self._salt = secrets.token_hex(8)
-        with contextlib.suppress(DataError):  # no run is there, or one that `run` refuses
-            if self.directory is not None:
-                self._salt = str(read_run(self.directory)["settings"].get("salt") or self._salt)
+        if self.output is not None and self.directory is not None:
+            for directory in (*run_directories(self.output), self.directory):
+                with contextlib.suppress(DataError):  # no run is there, or one that `run` refuses
+                    self._salt = str(read_run(directory)["settings"].get("salt") or self._salt)
         if isinstance(self.policy, HTTPEndpoint) and "seed" in dict(self.policy.sampling):
             raise ConfigError(
                 "one seed in sampling would make every rollout of a row the same; use seeds (--seeds)"
@@ -165,6 +167,7 @@ class Collection:
             return ()
         # Before anything is made: a directory that this command may not write to is left as it is.
         _refuse_other_split(self.output, self.plan.shard)
+        _refuse_other_shards(self.output, self.directory, self.settings())
         # From here on no other process writes to it, so what it holds is read once, now, and added to as rollouts end.
         kept = exits.enter_context(
             open_run(self.directory, self.settings(), extent_of(self.plan), self.plan.row_keys())
@@ -424,3 +427,11 @@ def _refuse_other_split(output: Path, shard: Shard) -> None:
             raise ConfigError(
                 f"{output} holds {found.name}, this is shard {shard}; split it the same way or choose another -o"
             )
+
+
+def _refuse_other_shards(output: Path, own: Path, settings: Mapping[str, Any]) -> None:
+    """Shards are read as one run, so all have the settings that a resume must have."""
+    now = codec.loads(codec.dumps(settings))
+    for shard in run_directories(output):
+        if shard != own and (changed := differences(read_run(shard)["settings"], now)):
+            raise ConfigError(f"{shard} has other settings ({'; '.join(changed)}); choose another -o")

@@ -210,11 +210,12 @@ def _find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Return the runs at paths, and a note on each path without one.
 
     Raises `DataError` if there is none, and `ConfigError` for runs of different policies or that score context overflows
-    differently.
+    differently, and for shards of one run with any other settings.
     """
     runs: list[Run] = []
     without = []
     first: Run | None = None
+    first_shards: dict[Path, Run] = {}
     for path in paths:
         there = runs_at(path)
         if not there:
@@ -223,6 +224,8 @@ def _find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
             if run.policy is not None:
                 first = first or run
                 _refuse_other_policy(first, run)
+            if run.shard[1] > 1:
+                _refuse_other_settings(first_shards.setdefault(run.whole, run), run)
         runs += there
     if not runs:
         raise DataError(without[0], path=str(paths[0]))
@@ -234,6 +237,15 @@ def _refuse_other_policy(first: Run, run: Run) -> None:
         raise ConfigError(
             f"{first.path} and {run.path} have different settings ({'; '.join(changed)}); read them separately, or "
             f"both with gymgate compare {shlex.quote(str(first.path))} {shlex.quote(str(run.path))}"
+        )
+
+
+def _refuse_other_settings(first: Run, run: Run) -> None:
+    """Raise `ConfigError` for two shards of which one could not be a resume of the other."""
+    if changed := differences(first.settings, run.settings):
+        raise ConfigError(
+            f"{first.path} and {run.path} are shards of one run and have different settings ({'; '.join(changed)}); read "
+            "each by itself, or run one again to another -o"
         )
 
 

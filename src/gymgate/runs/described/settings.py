@@ -91,9 +91,12 @@ def extent_of(plan: RolloutPlan) -> dict[str, Any]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the differences between two runs' settings, as `name: OLD there, NEW here`.
 
-    What only a stack knows is no difference where it has not reported it, and neither is where a file lies.
+    What only a stack knows is no difference where it has not reported it, and neither is where a file lies. Digests of
+    variables with different salts tell nothing.
     """
     ignored = {*OF_THE_STACK} - (before.keys() & now.keys()) | {"interpreter", "salt"}
+    if before.get("salt") != now.get("salt") and "salt" in before and "salt" in now:
+        ignored.add("variables")
     old, new = (
         leaves({name: value for name, value in _unplaced(settings).items() if name not in ignored})
         for settings in (before, now)
