@@ -78,13 +78,14 @@ READY = DaemonReport("ready", 2, [1, 2], 7, {"mcqa": "up", "calendar": "down"})
 
 def test_a_row_says_what_a_stack_does(show: Show) -> None:
     show(READY, DaemonReport("starting", 1, [1], 0, {"mcqa": "starting"}), DaemonReport("not answering"))
-    header, first, second, third = run("ps").stdout.splitlines()
+    header, first, second, third, *sockets = run("ps").stdout.splitlines()
     assert header.split("  ")[0] == "pid"
     for cell in ("5000000", "ready", "mcqa, calendar (down)", "7", "shared, 2 leases"):
         assert cell in first
     for cell in ("starting", "mcqa ", "0", "shared, 1 lease"):
         assert cell in second
     assert "not answering" in third
+    assert ["5000000" in line for line in sockets] == [True, False, False]  # by which others join
     stacks = read_output("ps", run("ps", "--json").stdout)["stacks"]
     assert [each["rollouts"] for each in stacks] == [7, 0, None]
     assert [each["owner"] for each in stacks] == [None] * 3

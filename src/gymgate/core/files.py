@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -64,12 +65,32 @@ def filling(path: Path) -> Iterator[Path]:
 
 
 def open_regular(path: Path, buffering: int = -1) -> IO[bytes]:
-    """Open a file for reading. Raises `OSError` for a pipe or a device too: it may have no end, or never begin."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb", buffering)
+    """Open a file for reading, as `open_descriptor` does."""
+    return os.fdopen(open_descriptor(path, os.O_RDONLY), "rb", buffering)
+
+
+def open_descriptor(path: Path, flags: int) -> int:
+    """Open a file in a directory that may be somebody else's; the directory itself may be reached through links.
+
+    Raises `OSError` for a link, which may lead to any file of this user; for a pipe or a device, which may have no end or
+    never begin; and, if it is to be written, for a file with a second name, whose content would change there as well.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, "it is a link; only its directory may be one", str(path)) from None
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        reason = "it is not a regular file"
+    elif flags & (os.O_WRONLY | os.O_RDWR) and status.st_nlink > 1:
+        here = shlex.quote(str(path.parent))
+        reason = f"it has a second hard link, as `cp -al` makes, and both would change; use a copy: cp -r {here} NEW"
+    else:
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, reason, str(path))
 
 
 def tail(path: Path, lines: int = 20, size: int = 16384) -> str:

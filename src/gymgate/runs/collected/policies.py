@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from gymgate.core.config import (
     cache_dir,
 )
 from gymgate.core.errors import ConfigError, DataError, PolicyError
-from gymgate.core.files import replacing
+from gymgate.core.files import open_descriptor, replacing
 from gymgate.core.http_client import HTTPClient, Response
 from gymgate.core.json_server import PROBE_S, listed_models, probe
 from gymgate.gateway.backends.http import HTTPBackend, request_headers
@@ -199,10 +200,20 @@ def replay_files(files: Iterable[str]) -> tuple[str, ...]:
         if not Path(file).is_dir():
             paths.append(file)
         elif runs := [run / ROLLOUTS for run in run_directories(Path(file)) if (run / ROLLOUTS).exists()]:
+            for path in runs:
+                _refuse_link(path)
             paths += map(str, runs)
         else:
             raise ConfigError(f"--replay-file {file!r}: this directory holds no run")
     return tuple(paths)
+
+
+def _refuse_link(path: Path) -> None:
+    """Raise `ConfigError` for a file of a run that leads elsewhere."""
+    try:
+        os.close(open_descriptor(path, os.O_RDONLY))
+    except OSError as error:
+        raise ConfigError(f"--replay-file: cannot read {path}: {error.strerror}") from error
 
 
 def recordings_of(endpoint: ReplayEndpoint) -> list[Recording]:

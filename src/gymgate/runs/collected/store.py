@@ -16,7 +16,7 @@ from typing import Any
 
 from gymgate.core import codec
 from gymgate.core.errors import ConfigError, DataError
-from gymgate.core.files import open_regular, replacing
+from gymgate.core.files import open_descriptor, open_regular, replacing
 from gymgate.runs.counted.aggregate import read_runs
 from gymgate.runs.described.plan import Identity, IdentitySet
 from gymgate.runs.described.settings import differences
@@ -42,7 +42,7 @@ class LineLog:
         """Bytes of a torn last line that opening cut off."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             self._size = os.fstat(self._fd).st_size
             whole = _end_of_last_line(self._fd, self._size)
             if whole < self._size:
@@ -237,8 +237,8 @@ def _refuse_other_rows(path: Path, before: Any, now: Any, row_keys: Sequence[str
 
 def _write_changed(path: Path, content: bytes) -> None:
     """Write a file, unless it holds that content already: a resume needs no room on the disk."""
-    with contextlib.suppress(OSError):
-        if path.read_bytes() == content:
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        if file.read() == content:
             return
     with replacing(path, sync=True) as file:
         file.write(content)
@@ -247,9 +247,9 @@ def _write_changed(path: Path, content: bytes) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     try:
-        fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = open_descriptor(path / LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise _cannot_write(path / LOCK, error) from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -104,8 +104,13 @@ def read_planned(path: Path, extent: Extent) -> PlannedIdentities | None:
 
 
 def run_of_file(path: Path) -> Path:
-    """Return the directory of the run whose file of rollouts lies at a path; any other path as it is."""
-    return path.parent if path.name == ROLLOUTS and (path.parent / RUN).exists() else path
+    """Return the directory of the run whose file of rollouts lies at a path; any other path as it is, a link followed.
+
+    A link that the user names may lead anywhere, one in a run's directory nowhere.
+    """
+    if path.name == ROLLOUTS and (path.parent / RUN).exists():
+        return path.parent
+    return path.resolve() if path.is_symlink() and path.is_file() else path
 
 
 def run_directories(path: Path) -> list[Path]:
