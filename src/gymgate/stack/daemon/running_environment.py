@@ -134,13 +134,15 @@ class RunningEnvironment:
         try:
             async with self._in_time():
                 plan = self._plan = await self._read_plan()
-            plan.require_judges()
+            plan.require_judges()  # the config alone shows what is missing, in seconds: nothing is started for it
             for warning in plan.warnings():
                 self._stack.progress(f"warning: {self.name}: {warning}")
-            await asyncio.to_thread(self._link_commands)
-            self._hold_ports()
+            await asyncio.to_thread(self._link_commands)  # before agents start, whose PATH begins with them
+            self._hold_ports()  # of all servers before one starts: each is told the ports of the others
             await self._launch()
-            async with task_group() as group:
+            async with (
+                task_group() as group
+            ):  # last: an agent process may call resources servers as it starts
                 for agent, pool in self.agent_processes.items():
                     self._stack.progress(
                         f"{self.name}: starting {agent}, which serves one rollout per process"
@@ -151,7 +153,7 @@ class RunningEnvironment:
             self._set("down")
             await asyncio.shield(self._end_everything())
             raise
-        self._set("up")
+        self._set("up")  # before the watcher, which watches only what is up
         self._watcher = asyncio.create_task(self._watch())
 
     @property
