@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gymgate.core.config import EnvironmentConfig, RolloutLimits, StackConfig
-from gymgate.core.errors import NeedMissingError
+from gymgate.core.errors import ConfigError, NeedMissingError
 from gymgate.rollouts import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync
 from gymgate.stack.ports import HeldPort
@@ -131,6 +131,19 @@ async def test_a_judge_asked_without_a_key_fails_what_ran_then(stack: Stack, por
         judge.lives = 1 << 30
         (after,) = await run_all(stack, [(way, "late")])
         assert (after.status, after.reward) == ("completed", 1.0)
+
+
+async def test_a_judge_that_no_environment_has_is_refused_before_a_server_starts(
+    path: str, port: int
+) -> None:
+    names = ("judge_model", "judge_base_url", "judge_modle")
+    said: list[str] = []
+    with pytest.raises(ConfigError, match="'judge_modle'"):
+        async with acquire(
+            stack_config(path, models={name: endpoint(port) for name in names}), progress=said.append
+        ):
+            pass
+    assert not any("starting" in line for line in said), said
 
 
 async def test_a_stack_without_a_needed_judge_does_not_start(path: str) -> None:

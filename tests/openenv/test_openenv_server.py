@@ -235,6 +235,19 @@ def test_a_web_page_is_refused(counter: str) -> None:
         urllib.request.urlopen(request, timeout=30)
 
 
+def test_a_request_for_another_hosts_name_is_refused(counter: str) -> None:
+    """A web site can have its own name resolved to this machine."""
+    requests = {
+        host: urllib.request.Request(f"{counter}/health", headers={"Host": host})
+        for host in ("evil.example", "localhost:1", "[::1]")
+    }
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(requests.pop("evil.example"), timeout=30)
+    for host, request in requests.items():
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert answer.status == 200, host
+
+
 def test_the_example_plays(counter: str) -> None:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), counter], capture_output=True, text=True, timeout=120, check=False

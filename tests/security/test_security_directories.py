@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import SetupError
+from gymgate.gym.runtime.ensure import find_runtime, runtimes_dir
 from gymgate.stack.client.launch import DaemonAddress, connect_or_start
 from gymgate.stack.paths import base_directory
 
@@ -61,3 +63,18 @@ def test_another_users_runtime_directory_is_not_used(others: Path, monkeypatch: 
     assert not [*others.iterdir()]
     os.chown(others, os.getuid(), os.getgid())
     assert base_directory() == others / "gymgate"
+
+
+@needs_root
+def test_another_users_runtimes_are_not_run(others: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root with the home directory of a user; a cache that is asked for by name may be another user's."""
+    monkeypatch.delenv("GYMGATE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(others))
+    runtimes = others / "gymgate/runtimes"
+    runtimes.mkdir(parents=True)
+    assert runtimes_dir() == runtimes
+    os.chown(runtimes, NOBODY, NOBODY)
+    with pytest.raises(SetupError, match=str(NOBODY)):
+        find_runtime(RuntimeConfig())
+    monkeypatch.setenv("GYMGATE_CACHE", str(others / "gymgate"))
+    assert find_runtime(RuntimeConfig()) is None

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.core.errors import ConfigError
+from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.catalog.parse import parse_yaml, read_yaml
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.described.spec import read_spec
 
 LAUGHS = "\n".join(
     ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
@@ -103,3 +105,29 @@ def test_what_a_run_links_to_is_not_shown(tmp_path: Path) -> None:
         done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
         assert (done.returncode, "canary" in done.stdout + done.stderr) == (1, False), done.stderr
         (run / name).unlink()
+
+
+@pytest.mark.parametrize("name", ["run.json", "rows.txt"])
+def test_a_file_of_a_run_that_is_too_long_is_refused(name: str, tmp_path: Path) -> None:
+    """Gigabytes that take no room on a disk would fill the memory."""
+    extent = {"rollouts": 1, "rows": 1, "repeats": 1, "seeds": None, "shard": [1, 1]}
+    settings = {"policy": {}, "environments": []}
+    (tmp_path / "run.json").write_text(json.dumps({"format": 1, "settings": settings, "extent": extent}))
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(DataError, match="MiB"):
+        read_runs([tmp_path])
+
+
+def test_a_device_without_an_end_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="MiB"):
+        read_yaml(Path("/dev/zero"), "--set")
+    with pytest.raises(ConfigError, match="MiB"):
+        read_spec(Path("/dev/zero"))
+
+
+def test_too_few_open_files_are_one_line() -> None:
+    line = f"ulimit -n 14; exec {sys.executable} -m gymgate check mcqa"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "open files" in done.stderr.splitlines()[-1]

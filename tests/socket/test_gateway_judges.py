@@ -244,6 +244,21 @@ async def test_a_keyless_answer_does_not_make_up_for_a_rollouts_own_lost_call(
             script.release.set()
 
 
+async def test_a_keyless_answer_does_not_make_up_for_a_rollouts_own_failed_call(
+    judge: Upstream, script: Judge, http: aiohttp.ClientSession
+) -> None:
+    async with Gateway(judges={"judge": judge.endpoint()}) as gateway:
+        route = gateway.open(judge.endpoint(), judges={"judge": judge.endpoint()})
+        with gateway.keyless.judges.shared_with(route.judges, {"judge"}):
+            script.failing = (500, "busy")
+            assert await ask(http, gateway, route) == 502
+            script.failing = None
+            assert await ask(http, gateway, None) == 200
+            assert "busy" in message(route)
+            assert await ask(http, gateway, route) == 200
+            assert route.judges.failure is None
+
+
 async def test_a_keyless_call_given_up_is_a_failure_of_those_who_ran_then(
     judge: Upstream, script: Judge, http: aiohttp.ClientSession
 ) -> None:

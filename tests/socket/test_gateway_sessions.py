@@ -12,9 +12,10 @@ import pytest
 from aiohttp import web
 
 from gymgate.core.config import HTTPEndpoint
-from gymgate.core.errors import ConfigError
+from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.gateway.backends import http
 from gymgate.gateway.server import Gateway
+from gymgate.tokens.engines.http import VLLMGenerateEngine
 from support.upstream import Seen, Upstream, chat_answer, drop, upstream
 
 Json = dict[str, Any]
@@ -148,11 +149,14 @@ async def test_a_header_of_the_users_own_goes_before(client: httpx.AsyncClient) 
     ]
 
 
-@pytest.mark.parametrize("header", ["Content-Length", "a b", "x\r\ny"])
+@pytest.mark.parametrize("header", ["Content-Length", "a b", "x\r\ny", "Host", "via", "Accept"])
 async def test_a_header_that_cannot_be_sent_is_refused(header: str) -> None:
+    """Or that would be sent twice."""
     async with Gateway() as gateway:
         with pytest.raises(ConfigError, match="header"):
             gateway.open(HTTPEndpoint(base_url="http://127.0.0.1:1/v1", session_header=header))
+    with pytest.raises(PolicyError, match="header"):
+        VLLMGenerateEngine("http://127.0.0.1:1", session_header=header.replace("via", "host"))
 
 
 async def finishing(seen: Seen) -> web.StreamResponse:

@@ -174,6 +174,17 @@ def kind_of(outcome: dict[str, Any]) -> tuple[str, str | None]:
     return outcome["status"], outcome["error"]["kind"] if "error" in outcome else None
 
 
+async def test_an_answer_of_too_many_values_fails_its_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a hundred times its length in the daemon's memory, and the daemon serves others."""
+    monkeypatch.setattr(codec, "MAX_VALUES", 100)
+    async with scene(scores(more=[[]] * 100)) as played:
+        assert (await played.run())["status"] == "completed"
+    async with scene(scores(more=[[]] * 300)) as played:
+        outcome = await played.run()
+    assert kind_of(outcome) == ("failed", "environment")
+    assert "values" in outcome["error"]["message"]
+
+
 async def test_an_answer_is_scored() -> None:
     async with scene(scores("policy_model", "judge")) as played:
         outcome = await played.run()

@@ -248,14 +248,17 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong.exit_code == 2
     for serve, reason in (
         ("m --run x", "--run in --serve"),
+        ("m --run=x", "--run in --serve"),
+        ("m --logs=x", "--logs in --serve"),
         ("--replicas 0 m", "--replicas"),
         ("m --no-such", "--no-such"),
     ):
         refused = CliRunner().invoke(command, [*arguments, "--serve", serve, "--dry-run", "--", "mcqa"])
         assert reason in f"{refused.output}{refused.exception}"
         assert refused.exit_code
-    served = CliRunner().invoke(command, [*arguments, "--serve", "m -- -q", "--dry-run", "--", "mcqa"])
-    assert "gymgate serve-policy m --logs" in served.output, served.output
+    for serve in ("m -- -q", "m -- --logs"):
+        served = CliRunner().invoke(command, [*arguments, "--serve", serve, "--dry-run", "--", "mcqa"])
+        assert "gymgate serve-policy m --logs" in served.output, served.output
     monkeypatch.setenv("PATH", str(tmp_path))
     nowhere = CliRunner().invoke(command, [*arguments, "--", *RUN])
     assert isinstance(nowhere.exception, GymgateError)

@@ -105,6 +105,21 @@ def test_an_endpoint_has_a_url(url: str) -> None:
             HTTPEndpoint(**fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("dialect", "wrong", "right"),
+    [
+        ("chat", "max_output_tokens", "max_tokens"),
+        ("responses", "max_tokens", "max_output_tokens"),
+        ("responses", "max_completion_tokens", "max_output_tokens"),
+    ],
+)
+def test_a_limit_of_the_other_api_is_refused(dialect: Any, wrong: str, right: str) -> None:
+    """Servers that ignore unknown fields would set no limit."""
+    with pytest.raises(ValidationError, match=f"{wrong}.*{right}"):
+        HTTPEndpoint(base_url="http://h/v1", dialect=dialect, sampling={wrong: 64})
+    assert HTTPEndpoint(base_url="http://h/v1", dialect=dialect, sampling={right: 64}).sampling
+
+
 def test_a_short_release_is_the_supported_one() -> None:
     """As on a package index. So it has a lock, and shares runtime and stack with the whole number."""
     assert RuntimeConfig(version="0.7") == RuntimeConfig(version="0.7.0")

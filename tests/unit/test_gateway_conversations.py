@@ -293,3 +293,11 @@ def test_a_null_is_no_nan_of_an_earlier_request() -> None:
     assert str(value["messages"][0]) == "nan"
     value, _ = reader.parse(b'{"messages":[null,1,2]}', "chat")
     assert value["messages"] == [None, 1, 2]
+
+
+def test_an_empty_conversation_is_none_that_was_sent_twice() -> None:
+    """Of two fields of one name the last counts, and the first was empty."""
+    reader = Conversations()
+    same(reader, b'{"messages":[],"stream":false,"messages":[{"role":"user","content":"old"}]}')
+    assert same(reader, b'{"messages":[]}') == {"messages": []}
+    assert same(reader, b'{"messages":[{"a":1}]}') == {"messages": [{"a": 1}]}

@@ -197,6 +197,7 @@ def test_an_answer_that_breaks_the_schema_is_the_endpoints_fault(item: dict[str,
         ({"object": "list"}, "object"),
         ({"created_at": "x"}, "created_at"),
         ({"tools": {}}, "tools"),
+        ({"x": [{"y": 2**70}]}, "64 bits"),
     ],
 )
 def test_a_response_that_breaks_the_schema_is_the_endpoints_fault(fields: dict[str, Any], place: str) -> None:

@@ -488,6 +488,28 @@ def test_bounds(tmp_path: Path) -> None:
             parse_bounds(wrong)
 
 
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("+1+1", "'+1+1"),
+        ("-A1", "'-A1"),
+        ("\t=1", "'\t=1"),
+        ("\r=1", "'\r=1"),
+        (-0.5, "-0.5"),
+        ("-0.5", "-0.5"),
+        ("+3", "+3"),
+        ("a=1", "a=1"),
+    ],
+)
+def test_no_text_of_a_table_is_a_formula(value: Any, cell: str, tmp_path: Path) -> None:
+    """A spreadsheet would run it. The name of a column may be an environment's too."""
+    tables.write_table(tmp_path / "t.csv", [{"=a": value, "b": 1}])
+    with (tmp_path / "t.csv").open(newline="") as file:
+        assert [*csv.reader(file)] == [["'=a", "b"], [cell, "1"]]
+
+
 def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"a": 1, "b": None}, {"a": 2.5, "b": [1], "c": "x,y"}]
     tables.write_table(tmp_path / "t.csv", rows)

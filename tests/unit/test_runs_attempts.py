@@ -213,6 +213,21 @@ def test_a_time_that_no_calendar_has_is_refused(tmp_path: Path, name: str) -> No
         [*read_runs([run]).rollouts()]
 
 
+def test_a_clock_that_was_before_1970_is_read_again(tmp_path: Path) -> None:
+    run = stored(tmp_path / "run", [whole_line(0, 0, finished=-5.0)])
+    assert [attempt.finished for attempt in read_runs([run]).rollouts()] == [-5.0]
+
+
+@pytest.mark.parametrize("created", ["1", True, 1e13])
+def test_a_date_of_another_form_is_refused(tmp_path: Path, created: Any) -> None:
+    """The report ended with a TypeError."""
+    run = stored(tmp_path / "run", [whole_line(0, 0)])
+    described = orjson.loads((run / "run.json").read_bytes()) | {"created": created}
+    (run / "run.json").write_bytes(orjson.dumps(described))
+    with pytest.raises(DataError, match="created"):
+        read_runs([run])
+
+
 WRONG = [None, "", "x", -1, 0.5, 1e300, 2**70, True, [], [1], {}, {"a": 1}, [{"usage": 5}], [None]]
 
 

@@ -88,3 +88,15 @@ def test_rollouts_go_to_the_worker_that_is_least_busy() -> None:
     for _ in range(2):
         with environment.server_port("a") as port:
             assert port == 1
+
+
+def test_what_nemo_gym_says_of_the_open_files_is_no_agents_last_word(tmp_path: Path) -> None:
+    environment: Any = RunningEnvironment.__new__(RunningEnvironment)
+    environment.spec, environment._plan, environment._logs = SimpleNamespace(), None, tmp_path
+    environment.spec.scores_without_policy = False
+    said = "Found ulimit of %s and failed to automatically increase with error %s. Consider 1024"
+    for log, reason in ((said, "no error"), (f"{said}\nValueError: it failed\n{said}", "it failed")):
+        (tmp_path / "solver.log").write_text(log)
+        error = environment.never_asked_error("solver", {"status": "completed"}, [])
+        assert reason in error.message
+        assert "Found" not in error.message

@@ -208,3 +208,20 @@ def test_an_id_with_quotes_replaces_the_key_all_the_same() -> None:
     found = results.read_result(body, key=KEY, rollout_id='a"b\\c')
     assert found is not None
     assert found == {"log": 'at a"b\\c', "reward": 1.0}
+
+
+def test_an_answer_that_an_agent_cannot_read_is_its_models_fault() -> None:
+    """NeMo Gym's schema is stricter than endpoints are, as of an output without `annotations`."""
+    said = repr(RuntimeError('Received an invalid response from model server: {"output": []}'))
+    inner = json.dumps(said).encode()
+    outer = json.dumps(f"Hit an exception in A___a calling an inner server: {inner!r}").encode()
+    for body in (inner, outer):
+        error = results.run_error(500, body, "a")
+        assert results.rollout_error(error).kind == "policy"
+        assert "invalid response" in error.message
+
+
+def test_of_a_long_error_both_ends_are_shown() -> None:
+    text = "first " + "a " * 200_000 + "last"
+    line = results.one_line(text)
+    assert (line.startswith("first a a"), line.endswith("a a last"), len(line) < 700) == (True, True, True)

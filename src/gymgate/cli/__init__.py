@@ -106,6 +106,9 @@ def main(argv: list[str] | None = None) -> Any:
         click.echo(f"gymgate: {error}{_where_explained(str(error), argv)}", err=True)
         sys.exit(2 if isinstance(error, OptionError) else 1)
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            click.echo(f"gymgate: {error.strerror}; raise `ulimit -n`", err=True)
+            sys.exit(1)
         if error.errno not in _FULL_OR_TOO_LONG:
             raise
         where = printable(str(error.filename or "the output")[:80])

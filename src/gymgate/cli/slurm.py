@@ -119,10 +119,10 @@ def _serves_policy(words: tuple[str, ...]) -> bool:
     """Check the arguments of `gymgate serve-policy`; return whether they start a policy."""
     if not words:
         return False
-    for name in ("--run", "--dry-run", "--logs"):
-        if name in words:
-            raise ConfigError(f"{name} in --serve is set for each array task; leave it out")
     with _parsed("serve-policy", words) as context:
+        for option in context.command.params:
+            if option.opts[0] in ("--run", "--dry-run", "--logs") and context.params[str(option.name)]:
+                raise ConfigError(f"{option.opts[0]} in --serve is set for each array task; leave it out")
         return context.params["model"] is not None or context.params["command"] is not None
 
 

@@ -86,15 +86,16 @@ def loads_object(line: bytes) -> dict[str, Any]:
     return value
 
 
-def parse_bounded(data: bytes, *, values_before: int = 0) -> tuple[Any, bytes]:
+def parse_bounded(data: bytes, *, values_before: int = 0, times: int = 1) -> tuple[Any, bytes]:
     """As `parse`; raises `TooLargeError` for more than `MAX_VALUES` values, before it parses them.
 
-    A body that orjson does not read as it is may hold `MAX_SLOW_VALUES`. `values_before` are counted too.
+    A body that orjson does not read as it is may hold `MAX_SLOW_VALUES`. `values_before` are counted too. `times` as many
+    may be in a body that repeats others.
     """
     values = values_before + count_values(data)
-    if values > MAX_VALUES:
-        raise TooLargeError(f"has more than {MAX_VALUES} values")
-    return parse(data, only_fast=values > MAX_SLOW_VALUES)
+    if values > times * MAX_VALUES:
+        raise TooLargeError(f"has more than {times * MAX_VALUES} values")
+    return parse(data, only_fast=values > times * MAX_SLOW_VALUES)
 
 
 def count_values(data: bytes) -> int:
@@ -147,6 +148,15 @@ def dumps(value: Any, *, sort_keys: bool = False, indent: bool = False) -> bytes
 def dumps_to_keep(value: Any) -> bytes:
     """As `dumps`, in no more memory than the text takes: what orjson returns holds up to twelve times as much."""
     return bytes(memoryview(dumps(value)))
+
+
+def holds_long_integer(value: Any) -> bool:
+    """Whether an integer beyond 64 bits is in a value that `loads` returned: most other programs cannot write it."""
+    try:
+        orjson.dumps(value, option=_OPTIONS)
+    except TypeError as error:
+        return "64-bit" in str(error)
+    return False
 
 
 def clean_text(text: str) -> str:

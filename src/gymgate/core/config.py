@@ -188,6 +188,15 @@ class HTTPEndpoint(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _sampling_is_of_this_api(self) -> Self:
+        """Many servers ignore a field that they do not know: answers would be as long as the model likes."""
+        limits = {"chat": ("max_tokens", "max_completion_tokens"), "responses": ("max_output_tokens",)}
+        own = limits.pop(self.dialect)
+        if wrong := [name for names in limits.values() for name in names if name in dict(self.sampling)]:
+            raise ValueError(f"sampling: a {self.dialect} endpoint has no {wrong[0]}; write {own[0]}")
+        return self
+
     @property
     def base_urls(self) -> tuple[str, ...]:
         """The base URLs of all replicas, `base_url` first."""

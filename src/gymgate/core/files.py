@@ -1,4 +1,4 @@
-"""Files on disk: replace one as a whole, open only what is one, read the end of one, take its digest."""
+"""Files on disk: replace one as a whole, open only what is one, read a bounded one or the end of one, take its digest."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from gymgate.core.errors import ConfigError, DataError
+
+LONGEST = 256 << 20
+"""Bytes of a file that is read as a whole."""
 
 
 @contextmanager
@@ -91,6 +94,14 @@ def open_descriptor(path: Path, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, reason, str(path))
+
+
+def read_whole(file: IO[bytes]) -> bytes:
+    """Return what is left of a file. Raises `OSError` for more than `LONGEST` bytes: a device may have no end."""
+    content = file.read(LONGEST + 1)
+    if len(content) > LONGEST:
+        raise OSError(errno.EFBIG, f"longer than {LONGEST >> 20} MiB", file.name)
+    return content
 
 
 def tail(path: Path, lines: int = 20, size: int = 16384) -> str:

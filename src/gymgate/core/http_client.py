@@ -34,6 +34,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self, cast
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import httptools
@@ -146,6 +147,12 @@ class Request:
         fields.update(headers or {})
         self.head = f"{method} {target} HTTP/1.1\r\n".encode() + header_lines(fields)
 
+    def refuse_header(self, name: str) -> None:
+        """Raises `ValueError` for a header that cannot be sent with this request: it would break it, or be there twice."""
+        header_lines({name: ""})
+        if f"\r\n{name}:".lower().encode() in self.head.lower():
+            raise ValueError(f"header {name!r} cannot be given: each request has it already")
+
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
     """Headers as they are sent; `ValueError` for one that would break the request, or the next one on its connection."""
@@ -175,6 +182,14 @@ def is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # another name, such as 127.example.com
+        return False
+
+
+def is_for_loopback(header: str) -> bool:
+    """Whether a `Host` header has this machine's loopback interface. A web site may have its own name resolved to that."""
+    try:
+        return is_loopback(urlsplit(f"//{header}").hostname or "")
+    except ValueError:
         return False
 
 

@@ -175,7 +175,7 @@ class _Request:
 
     def _check(self) -> bool:
         """Whether what stands between `head` and the end are this list's items, no more and no fewer."""
-        if self._checked < len(self.text) and self._is_valid:
+        if self._is_valid and (self._checked < len(self.text) or self._tail is not None):
             is_first = self._checked == self.head
             piece = self.text[self._checked :]
             items = _parsed_as_it_is(b"[%b%b]" % (b"" if is_first else _QUOTED_MARK, piece))

@@ -117,12 +117,12 @@ class KeylessJudgeCalls(JudgeCalls):
     def note_answer(self, question: RequestKey) -> None:
         super().note_answer(question)
         for watcher in self._watchers:
-            watcher.judges.forgive(question)
+            watcher.judges.forgive(_without_key(question))
 
     def note_failure(self, question: RequestKey, error: GymgateError, call: Call | None = None) -> None:
         for watcher in self._watchers:
             if watcher.concerns(question.model_server, call):
-                watcher.judges.note_failure(question, _shared_error(error))
+                watcher.judges.note_failure(_without_key(question), _shared_error(error))
 
 
 def lost_call_error(call: Call) -> PolicyError:
@@ -139,6 +139,11 @@ def _shared_error(error: GymgateError) -> GymgateError:
         "every rollout running with this judge failed)"
     )
     return from_wire({**error.to_wire(), "message": message})
+
+
+def _without_key(question: RequestKey) -> RequestKey:
+    """Tell a question that was asked without a rollout's key from an equal one of a rollout: it may be another's."""
+    return question._replace(idempotency_key="none")
 
 
 def _question(key: RequestKey) -> RequestKey:

@@ -6,6 +6,7 @@ import csv
 import importlib
 import io
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +18,8 @@ from gymgate.core.files import replacing
 
 FORMATS = (".jsonl", ".csv", ".parquet")
 BATCH = 1000
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]+$)")
+"""The beginning of a text that a spreadsheet takes for a formula; a number is none."""
 Rows = Iterable[Mapping[str, Any]]
 Schema = Callable[[Any], Any]
 """From the `pyarrow` module to a schema."""
@@ -58,7 +61,7 @@ def _write_csv(file: IO[bytes], rows: Sequence[Mapping[str, Any]]) -> int:
     plain = csv.writer(text, lineterminator="\n")
     # Before Python 3.13 that quotes no carriage return, at which readers end a line.
     quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
-    for cells in (names, *([_cell(row.get(name)) for name in names] for row in rows)):
+    for cells in ([*map(_cell, names)], *([_cell(row.get(name)) for name in names] for row in rows)):
         has_return = any(isinstance(cell, str) and "\r" in cell for cell in cells)
         (quoting if has_return else plain).writerow(cells)
     text.detach()
@@ -66,9 +69,11 @@ def _write_csv(file: IO[bytes], rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _cell(value: Any) -> Any:
+    """Return what stands in the file: a text that begins a formula with a `'` in front, so that no spreadsheet runs it."""
     if value is None:
         return ""
-    return codec.dumps(value).decode() if isinstance(value, list | dict) else value
+    cell = codec.dumps(value).decode() if isinstance(value, list | dict) else value
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 
 def _write_parquet(file: IO[bytes], rows: Rows, schema: Schema | None) -> int:

@@ -11,13 +11,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from gymgate.core import codec
-from gymgate.core.http_client import is_loopback
+from gymgate.core.http_client import is_for_loopback
 from gymgate.results.growing import GrowingReport
 from gymgate.results.page import keyed, page
 
@@ -157,14 +156,6 @@ class ReportView:
             else:
                 await changed.wait()
         return response
-
-
-def is_for_loopback(host: str) -> bool:
-    """Return whether a Host header has this machine's loopback interface."""
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
 
 
 def _fail(ended: asyncio.Future[None], error: Exception) -> None:

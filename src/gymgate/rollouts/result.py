@@ -26,8 +26,14 @@ JUDGE_KINDS = frozenset({"judge_failed", "judge_unparseable"})
 """Gym's kinds of failures of a judge."""
 PARTS = ("reward_components", "verifier_rewards")
 PART_PREFIX = "reward_"
+LONGER = 4
+"""An agent's answer repeats the row and what was said in it: it may be so many times as long as a call."""
 MAX_MESSAGE = 600
+_LOOKED_AT = 20 * MAX_MESSAGE
+"""Characters at the start and at the end of what a server says."""
 _PASSED_ON = re.compile(r"Hit an exception in \S+ calling an inner server: (b'.*'|b\".*\")", re.DOTALL)
+_UNREADABLE = "Received an invalid response from model server"
+"""What NeMo Gym's agents say of a model's answer that breaks their schema, which is stricter than that of endpoints."""
 
 _KINDS: tuple[tuple[type[GymgateError], ErrorKind], ...] = (
     (RolloutTimeoutError, "timeout"),
@@ -40,10 +46,13 @@ _KINDS: tuple[tuple[type[GymgateError], ErrorKind], ...] = (
 def read_result(body: bytes, *, key: str, rollout_id: str) -> dict[str, Any] | None:
     """Return the agent's answer; `None` if it is not a JSON object, or nested too deeply.
 
-    The rollout's public id replaces its secret key wherever that occurs.
+    The rollout's public id replaces its secret key wherever that occurs. Raises `ValueError` for an answer of too many values.
     """
+    body = body.replace(key.encode(), codec.dumps(rollout_id)[1:-1])
     try:
-        result = codec.loads(body.replace(key.encode(), codec.dumps(rollout_id)[1:-1]))
+        result, _ = codec.parse_bounded(body, times=LONGER)
+    except codec.TooLargeError as error:
+        raise ValueError(f"its answer {error}") from error
     except ValueError:
         return None
     return result if isinstance(result, dict) else None
@@ -181,6 +190,9 @@ def run_error(status: int, body: bytes, server: str, kind: str = "agent") -> Gym
         return DataError(f"{kind} {server!r} rejects the row: {one_line(answer)}")
     while (passed_on := _passed_on(inner)) is not None:
         inner = _read(passed_on)
+    if isinstance(inner, str) and _UNREADABLE in inner:
+        reason = f"it cannot read an answer of its model: {one_line(inner)}"
+        return PolicyError(f"{kind} {server!r}: {reason}", retryable=False)
     message = one_line(inner) if inner is answer else f"a server that it called failed: {one_line(inner)}"
     return EnvironmentServerError(
         f"{kind} {server!r}: HTTP {status}: {message}", server=server, status_code=status
@@ -204,7 +216,7 @@ def error_line(body: bytes) -> str:
 
 def _read(body: bytes) -> Any:
     try:
-        return codec.loads(body)
+        return codec.parse_bounded(body)[0]
     except ValueError:
         return body.decode(errors="replace")
 
@@ -216,7 +228,8 @@ def one_line(value: Any) -> str:
     if isinstance(value, list):
         value = "; ".join(_complaint(item) for item in value)
     text = value if isinstance(value, str) else codec.dumps(value).decode()
-    line = " ".join(text.split())
+    ends = text[:_LOOKED_AT] + text[_LOOKED_AT:][-_LOOKED_AT:]  # a split text takes thirty times its memory
+    line = " ".join(ends.split())
     return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE // 2]} ... {line[-MAX_MESSAGE // 2 :]}"
 
 

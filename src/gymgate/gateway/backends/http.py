@@ -17,7 +17,7 @@ from gymgate.core import codec
 from gymgate.core.addresses import basic_authorization, secrets_of_login
 from gymgate.core.config import Dialect, HTTPEndpoint
 from gymgate.core.errors import ConfigError, PolicyError
-from gymgate.core.http_client import HTTPClient, HTTPFailure, Request, Response, header_lines
+from gymgate.core.http_client import HTTPClient, HTTPFailure, Request, Response
 from gymgate.core.json_server import JSONServer
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.dialects.content import joined_system
@@ -50,9 +50,12 @@ class HTTPBackend:
     def __init__(self, endpoint: HTTPEndpoint, client: HTTPClient, *, rate_limit_s: float = math.inf) -> None:
         endpoint = endpoint.resolved()
         headers = request_headers(endpoint, endpoint.base_url)
+        is_given = endpoint.session_header is not None and endpoint.session_header in headers
+        self._session_header = None if is_given else endpoint.session_header
         try:
-            header_lines({endpoint.session_header: ""} if endpoint.session_header is not None else {})
             request = _request(endpoint.base_url, endpoint.dialect, tuple(headers.items()))
+            if self._session_header is not None:
+                request.refuse_header(self._session_header)
         except ValueError as error:
             raise ConfigError(f"endpoint {endpoint.base_url!r}: {error}") from error
         self.dialect = endpoint.dialect
@@ -68,8 +71,6 @@ class HTTPBackend:
             secrets=_secrets(endpoint),
             advice=self._advice,
         )
-        is_given = endpoint.session_header is not None and endpoint.session_header in headers
-        self._session_header = None if is_given else endpoint.session_header
         self._sessions: set[str] = set()
         """Those of its calls that are not over."""
         self._name = secrets.token_hex(16)

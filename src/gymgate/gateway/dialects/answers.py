@@ -32,6 +32,7 @@ _SIGNATURE = "Z3ltZ2F0ZQ=="
 """Clients drop a thinking block whose signature is empty, or send it back as the user's text. Nothing reads it."""
 MESSAGE_NULLS = ("stop_details", "container")
 """Fields that Anthropic's schema requires in a message and at the end of its stream, and that only its own service has."""
+_LAST_SECOND = 1 << 40
 _DEFAULTS: Mapping[str, Any] = {
     "background": False,
     "frequency_penalty": 0,
@@ -189,7 +190,7 @@ def response_object(output: list[Json], request: Mapping[str, Any]) -> Json:
 
 
 def _seconds(moment: Any) -> int:
-    return int(moment if isinstance(moment, int | float) else time.time())
+    return int(moment if isinstance(moment, int | float) and 0 <= moment < _LAST_SECOND else time.time())
 
 
 def _or(value: Any, default: Any) -> Any:

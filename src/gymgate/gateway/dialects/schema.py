@@ -16,6 +16,8 @@ from typing import (
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic refuses that of typing before Python 3.12
 
+from gymgate.core import codec
+
 _Id = str | int | float
 """A number becomes text before an agent sees it."""
 _Status = Literal["in_progress", "completed", "incomplete"] | None
@@ -104,6 +106,8 @@ _ITEMS: Mapping[str, TypeAdapter[Any]] = {
 
 def fault_of_response(answer: Mapping[str, Any]) -> str | None:
     """Say where an answer whose `output` is a list of objects breaks the schema, as in "answered with ..."."""
+    if codec.holds_long_integer(answer):
+        return "answered with an integer beyond 64 bits, which NeMo Gym's agents cannot pass on"
     parts = [("", answer, _RESPONSE)]
     for index, item in enumerate(answer["output"]):
         kind = item.get("type")

@@ -16,6 +16,7 @@ import yaml
 
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError
+from gymgate.core.files import read_whole
 from gymgate.gym.inside.resolve import AGENTS, ENVIRONMENT_SERVERS, MISSING, MODELS, Node, servers_of
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -117,7 +118,8 @@ def _values_in(value: Any, counts: dict[int, int]) -> int:
 def read_yaml(path: Path, name: str) -> Any:
     """Return the value in a YAML file that the user named. Raises `ConfigError`, one line that begins with `name`."""
     try:
-        return parse_yaml(path.read_bytes())
+        with path.open("rb") as file:
+            return parse_yaml(read_whole(file))
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror}") from None
     except ValueError as error:

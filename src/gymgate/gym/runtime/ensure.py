@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import platform
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -107,8 +108,14 @@ def open_catalog(
 
 
 def runtimes_dir() -> Path:
-    """The directory of all runtimes."""
-    return cache_dir() / "runtimes"
+    """Return the directory of all runtimes. Raises `SetupError` for another user's, unless it was asked for by name."""
+    path = cache_dir() / "runtimes"
+    is_named = bool(os.environ.get("GYMGATE_CACHE"))
+    if not is_named and path.exists() and (owner := path.stat().st_uid) not in (os.getuid(), 0):
+        raise SetupError(
+            f"{path} belongs to user {owner}, whose programs would run as user {os.getuid()}; set HOME or GYMGATE_CACHE"
+        )
+    return path
 
 
 def _interpreters(config: RuntimeConfig, base: Runtime | None, report: Progress) -> Iterator[Interpreter]:

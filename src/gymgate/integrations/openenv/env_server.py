@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError, DataError, GymgateError
-from gymgate.core.http_client import LOOPBACK
+from gymgate.core.http_client import LOOPBACK, is_for_loopback, is_loopback
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.openenv.episode import Episode, GymnasiumEpisode
 from gymgate.integrations.openenv.row_tools import tools_of
@@ -239,14 +239,18 @@ class NeMoGymEnvironment(Environment):  # type: ignore[misc]
 class Doorkeeper:
     """Refuses the requests of web pages: any page that this machine's browser shows could open a WebSocket here.
 
+    With `loopback_only`, a request for another host's name is one of a web site too, which had it resolved to this machine.
     Ends a WebSocket session whose client says nothing for too long.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, loopback_only: bool = False) -> None:
         self.app = app
+        self.loopback_only = loopback_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if all(name != b"origin" for name, _ in scope.get("headers", ())):
+        headers = dict(scope.get("headers", ()))
+        host = headers.get(b"host", LOOPBACK.encode()).decode(errors="replace")
+        if b"origin" not in headers and (not self.loopback_only or is_for_loopback(host)):
             await self.app(scope, _impatient(receive) if scope["type"] == "websocket" else receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -305,7 +309,8 @@ async def serve(
             max_concurrent_envs=max_sessions,
             state_cls=NeMoGymState,
         )
-        settings = uvicorn.Config(Doorkeeper(app), log_level="warning", timeout_graceful_shutdown=GRACE_S)
+        doorkeeper = Doorkeeper(app, loopback_only=is_loopback(listener.getsockname()[0]))
+        settings = uvicorn.Config(doorkeeper, log_level="warning", timeout_graceful_shutdown=GRACE_S)
         server = _Server(settings)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:

@@ -23,6 +23,7 @@ from gymgate.core.config import (
     StackConfig,
 )
 from gymgate.core.errors import ConfigError
+from gymgate.core.files import read_whole
 from gymgate.runs.described.pace import Pace
 from gymgate.runs.described.prices import Price, refuse_price_of_replay
 
@@ -146,7 +147,8 @@ def gather_stack(value: Any) -> Any:
 def read_spec(path: Path) -> dict[str, Any]:
     """Return the content of a TOML or JSON file that describes a run. Raises `ConfigError`, also for another content."""
     try:
-        text = path.read_text()
+        with path.open("rb") as file:
+            text = read_whole(file).decode()
         value = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read --spec {path}: {error.strerror}") from None

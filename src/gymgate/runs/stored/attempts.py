@@ -72,8 +72,8 @@ class Attempt(Stored):
     usage: dict[Text, dict[Text, Whole | None] | None] | None = None
     """Tokens by model server; stored of failed attempts, whose calls are not."""
     timing: StoredTiming | None = None
-    finished: Annotated[Seconds, Field(ge=0)] | None = None
-    """Seconds since 1970."""
+    finished: Seconds | None = None
+    """Seconds since 1970; before it, where a machine's clock was."""
     _line: tuple[Mapping[str, Any], Path, int] = PrivateAttr()
     """What it was read from: everything that the line holds, its file and number. No default, which would be copied for each
     of a million attempts."""

@@ -17,10 +17,10 @@ from pydantic import BaseModel, Field, ValidationError
 from gymgate.core import codec
 from gymgate.core.config import validation_message
 from gymgate.core.errors import DataError
-from gymgate.core.files import open_regular
+from gymgate.core.files import open_regular, read_whole
 from gymgate.runs.described.plan import PlannedIdentities
 from gymgate.runs.stored.record import line_error
-from gymgate.runs.stored.tokens import Text, Whole
+from gymgate.runs.stored.tokens import Seconds, Text, Whole
 
 RUN, ROWS, ROLLOUTS, FAILURES = "run.json", "rows.txt", "rollouts.jsonl", "failures.jsonl"
 FORMAT = 1
@@ -58,14 +58,14 @@ class _Run(BaseModel):
     format: Literal[1]
     settings: _Settings
     extent: Extent | None = None
-    created: Annotated[float, Field(ge=0, le=1e11)] | None = None
+    created: Seconds | None = None
 
 
 def read_run(path: Path) -> dict[str, Any]:
     """The content of a directory's `run.json`. Raises `DataError` if there is none or it has another format."""
     try:
         with open_regular(path / RUN) as file:
-            value = codec.loads(file.read())
+            value = codec.loads(read_whole(file))
     except FileNotFoundError as error:
         raise DataError(f"{path} holds no run: it has no {RUN}", path=str(path)) from error
     except OSError as error:
@@ -92,7 +92,7 @@ def read_planned(path: Path, extent: Extent) -> PlannedIdentities | None:
     """
     try:
         with open_regular(path / ROWS) as file:
-            keys = file.read().decode(errors="replace").split()
+            keys = read_whole(file).decode(errors="replace").split()
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
 # Below the 5 s after which NeMo Gym 0.4's servers close an idle connection, perhaps under a request.
 _KEEPALIVE_S = 2.0
-# An agent's answer repeats the row and what was said in it, so it may be longer than any call.
-_MAX_RESULT = 4 * MAX_BODY
+_MAX_RESULT = results.LONGER * MAX_BODY
 # Within this time a server's death is noticed, and ends its rollouts with the better reason.
 _DEATH_SHOWS_S = 0.5
 UNHEARD_AT_ONCE, UNHEARD_S = 500, 30.0
@@ -247,7 +246,7 @@ class RolloutRun:
     def _answer(self, body: bytes) -> dict[str, Any] | EpisodeFailure | None:
         """Return the agent's result, or the failure that its environment server reports; `None` for what is no JSON object.
 
-        Raises `ValueError` for an environment server's answer that contradicts itself.
+        Raises `ValueError` for an answer of too many values, and for an environment server's that contradicts itself.
         """
         read = results.read_result(body, key=self.route.key, rollout_id=self.route.rollout_id)
         return read if read is None or self.owner is None else read_episode(read, self.route.rollout_id)

@@ -59,7 +59,8 @@ from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
 from gymgate.stack.workers import worker_name
 
-_COMPLAINT = re.compile(r"\b(exit|exited|failed|error|timed out)\b", re.IGNORECASE)
+_COMPLAINT = re.compile(r"^(?!Found ulimit of ).*\b(exit|exited|failed|error|timed out)\b", re.IGNORECASE)
+"""A line in an agent's log that may say why it ended. NeMo Gym's on `ulimit` is about no rollout."""
 
 State = Literal["starting", "up", "restarting", "down", "stopped"]
 
@@ -77,6 +78,8 @@ class StackContext:
     fork_servers: ForkServerPool
     containers: Containers
     progress: Progress
+    on_plan: Callable[[], None] = lambda: None
+    """Called by each environment once its config is read, before it starts a server."""
     run_id: str = field(default_factory=lambda: secrets.token_hex(6))
     """Names the stack's servers in NeMo Gym's telemetry, unless its config does."""
 
@@ -135,6 +138,7 @@ class RunningEnvironment:
             async with self._in_time():
                 plan = self._plan = await self._read_plan()
             plan.require_judges()  # the config alone shows what is missing, in seconds: nothing is started for it
+            self._stack.on_plan()
             for warning in plan.warnings():
                 self._stack.progress(f"warning: {self.name}: {warning}")
             await asyncio.to_thread(self._link_commands)  # before agents start, whose PATH begins with them

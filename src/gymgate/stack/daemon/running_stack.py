@@ -58,6 +58,8 @@ class RunningStack:
         self._names: dict[str, str] = {}
         """An environment's name or path in the config to its name, which `environments` has."""
         self._settings: dict[str, Any] = {}
+        self._unread = 0
+        """Environments whose config is not read yet."""
 
     async def start(self) -> None:
         """Return when every server listens.
@@ -70,8 +72,15 @@ class RunningStack:
         await self._exits.enter_async_context(self.gateway)
         await self._exits.enter_async_context(self.client)
         context = StackContext(
-            self.config, self.directory, self.gateway, self._fork_servers, self._containers, self._progress
+            self.config,
+            self.directory,
+            self.gateway,
+            self._fork_servers,
+            self._containers,
+            self._progress,
+            self._note_plan,
         )
+        self._unread = len(resolved)
         for spec, files, runtime in resolved:
             self.environments[spec.name] = RunningEnvironment(spec, files, runtime, context)
         if (timeout_s := self.config.hang_timeout_s) is not None:
@@ -87,13 +96,17 @@ class RunningStack:
         failures = [failure for start in starts if (failure := start.result()) is not None]
         if len(failures) == len(starts):
             raise failures[0]
-        if not failures:
-            self._refuse_unknown_judges()
         for failure in failures:
             self._progress(f"warning: {failure}; its rollouts fail, other environments go on")
 
-    def _refuse_unknown_judges(self) -> None:
-        """Raise `ConfigError` for an endpoint of a judge that no environment has. With `"*"`, a config may name any."""
+    def _note_plan(self) -> None:
+        """Raise `ConfigError` for an endpoint of a judge that no environment has, once the last config is read.
+
+        With `"*"`, a config may name any.
+        """
+        self._unread -= 1
+        if self._unread:
+            return
         judges = {name for environment in self.environments.values() for name in environment.judges}
         named = {name for name, _ in self.config.models}
         if "*" not in named and (unknown := named - judges):

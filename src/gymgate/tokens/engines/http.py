@@ -48,6 +48,8 @@ class HTTPEngine:
             self._headers["Authorization"] = f"Bearer {api_key}"
         try:
             request = Request(self.url, self._headers)
+            if session_header:
+                request.refuse_header(session_header)
         except ValueError as error:
             raise PolicyError(f"engine address {address!r}: {error}", endpoint=address) from error
         self._server = JSONServer(
