@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.core.errors import ConfigError, DataError
+from gymgate.core.errors import ConfigError, DataError, MissingExtraError
 from gymgate.gym.catalog.parse import parse_yaml, read_yaml
+from gymgate.rollouts.row import TaskKey
 from gymgate.runs.counted.aggregate import read_runs
 from gymgate.runs.described.spec import read_spec
+from gymgate.runs.stored.rows import RowReader
 
 LAUGHS = "\n".join(
     ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
@@ -131,3 +133,13 @@ def test_too_few_open_files_are_one_line() -> None:
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert "open files" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("source", ["hf:owner/name", "hf:/sys", "/sys"])
+def test_no_dataset_is_loaded_because_a_run_names_it(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    task = TaskKey("e", "0" * 16, 0)
+    with pytest.raises(ConfigError, match="--dataset"):
+        RowReader().read(source, task, 1)
+    with pytest.raises(MissingExtraError):
+        RowReader([source]).read(source, task, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.options import OUTPUT, keep_option, overlap_option
+from gymgate.cli.options import OUTPUT, dataset_option, keep_option, overlap_option
 from gymgate.cli.output import log, log_next
 from gymgate.core.errors import ConfigError
 from gymgate.results.atif import export_trajectories
@@ -16,11 +16,11 @@ from gymgate.results.export import export_dataset, export_lines, export_rows
 from gymgate.runs.counted.aggregate import RunTable, read_runs
 from gymgate.runs.counted.metrics import parse_bounds
 from gymgate.runs.stored.gym_rollouts import export_rollouts
+from gymgate.runs.stored.rows import RowReader
 
 EXPORTS = {
     "atif": export_trajectories,
     "dataset": export_dataset,
-    "gym": export_rollouts,
     "jsonl": export_lines,
 }
 """Those that need no SDK."""
@@ -54,9 +54,16 @@ EXPORTS = {
     show_default=True,
     help="Order of --to rows: as the run read them, or by mean reward, the easiest first.",
 )
+@dataset_option
 @overlap_option
 def command(
-    runs: tuple[Path, ...], form: str, output: Path, bounds: str | None, order: str, overlap: str
+    runs: tuple[Path, ...],
+    form: str,
+    output: Path,
+    bounds: str | None,
+    order: str,
+    datasets: tuple[str, ...],
+    overlap: str,
 ) -> None:
     """Write rollouts or rows in a form that others read.
 
@@ -75,7 +82,11 @@ def command(
     if form == "rows":
         limits = parse_bounds(bounds) if bounds else (-math.inf, math.inf)
         tasks = table.tasks
-        written = f"{export_rows(tasks, output, *limits, easiest_first=order == 'pass-rate')} of {len(tasks.tasks)} rows"
+        easiest_first = order == "pass-rate"
+        count = export_rows(tasks, output, *limits, RowReader(datasets), easiest_first=easiest_first)
+        written = f"{count} of {len(tasks.tasks)} rows"
+    elif form == "gym":
+        written = f"{export_rollouts(table, output, RowReader(datasets))} rollouts"
     else:
         written = f"{_export(table, form, output)} rollouts"
     for note in (*table.strange, *table.lost, *table.missing):

@@ -470,6 +470,14 @@ keep_option = click.option(
 )
 
 
+dataset_option = option(
+    "Rows",
+    "--dataset",
+    "datasets",
+    multiple=True,
+    metavar="DATASET",
+    help="Dataset that RUN had its rows from (hf:NAME), to be loaded for them; files are read without it. Repeatable.",
+)
 overlap_option = click.option(
     "--overlap",
     type=click.Choice(["refuse", "first"]),

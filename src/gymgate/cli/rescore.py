@@ -13,6 +13,7 @@ from gymgate.cli.environments import environment_configs
 from gymgate.cli.options import (
     GroupedCommand,
     add_options,
+    dataset_option,
     env_option,
     is_on_line,
     option,
@@ -49,6 +50,7 @@ SHOWN_OPTIONS = (
     "Environment that plays the rollouts, e.g. the path of a config file.",
     "the packaged ones of RUN",
 )
+@dataset_option
 @shard_option
 @add_options(CONDUCT_OPTIONS)
 @option(
@@ -68,6 +70,7 @@ def command(
     output: Path,
     judge_failed: bool,
     named: tuple[str, ...],
+    datasets: tuple[str, ...],
     shard: Shard | None,
     rerun_failed: bool,
     budget: float | None,
@@ -85,7 +88,8 @@ def command(
     they need their endpoints. Exits as gymgate run.
 
     RUN may come from somebody else, so it does not decide which code runs: an environment or a config by path, a sandbox
-    and settings are used only if --env, --config, --sandbox and --set give them here, too.
+    and settings are used only if --env, --config, --sandbox and --set give them here, too. Nor is a dataset of rows loaded
+    unless --dataset gives it.
 
     \b
     gymgate rescore runs/base -o runs/base-0.6 --gym 0.6.0
@@ -93,7 +97,7 @@ def command(
     gymgate compare runs/base runs/strict
     """
     with showing_run() as (show, log):
-        run = StoredRun(stored, judge_failed_only=judge_failed)
+        run = StoredRun(stored, judge_failed_only=judge_failed, datasets=datasets)
         for count, what in (
             (run.silent, "are stored without the whole of what the policy said, and are left out"),
             (run.twice, "are stored twice, and are taken once"),

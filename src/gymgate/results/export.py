@@ -56,7 +56,13 @@ def export_dataset(table: RunTable, output: Path) -> int:
 
 
 def export_rows(
-    collected: CollectedTasks, output: Path, low: float, high: float, *, easiest_first: bool = False
+    collected: CollectedTasks,
+    output: Path,
+    low: float,
+    high: float,
+    rows: RowReader,
+    *,
+    easiest_first: bool = False,
 ) -> int:
     """Write the input rows of the tasks whose mean reward lies between two bounds, read again from their files; how many.
 
@@ -65,7 +71,6 @@ def export_rows(
     `ConfigError` for another ending than .jsonl, `DataError` where a file no longer has a row.
     """
     checked_table(output, (".jsonl",))
-    rows = RowReader()
     tasks = list(keep(collected, low, high))
     if easiest_first:
         tasks.sort(key=lambda task: -fmean(task.rewards()))

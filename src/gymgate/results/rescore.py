@@ -53,13 +53,15 @@ class StoredRow(NamedTuple):
 class StoredRun:
     """The rollouts of a run, or of a file of rollouts, that can be played again."""
 
-    def __init__(self, path: Path, *, judge_failed_only: bool = False) -> None:
+    def __init__(self, path: Path, *, judge_failed_only: bool = False, datasets: Sequence[str] = ()) -> None:
         """Read a directory of `gymgate run` (shards included), or a rollouts.jsonl of its or of NeMo Gym's collector.
 
         Raises `DataError` for another path, for a malformed line, and if there is nothing to play.
         """
         self.path = path = run_of_file(path)
         self.judge_failed_only = judge_failed_only
+        self.datasets = datasets
+        """Those of its rows that may be loaded."""
         self.settings: Mapping[str, Any] = {}
         """Settings of the run; empty for a file."""
         self.rollouts: dict[Identity, StoredRollout] = {}
@@ -158,7 +160,7 @@ class _Rows(Sequence[Row]):
             for earlier in range(occurrence):  # a plan numbers equal rows from the first
                 rows.setdefault((key, earlier), row)
         self._rows = sorted(rows.items(), key=lambda item: (item[1].task, item[0][1]))
-        self._reader = RowReader()
+        self._reader = RowReader(stored.datasets)
         self._inputs = _materialized(stored.path) if stored.is_gym else {}
 
     def __len__(self) -> int:

@@ -113,7 +113,7 @@ def runtimes_dir() -> Path:
     is_named = bool(os.environ.get("GYMGATE_CACHE"))
     if not is_named and path.exists() and (owner := path.stat().st_uid) not in (os.getuid(), 0):
         raise SetupError(
-            f"{path} belongs to user {owner}, whose programs would run as user {os.getuid()}; set HOME or GYMGATE_CACHE"
+            f"{path} belongs to user {owner}, and its programs would run as user {os.getuid()}; set HOME or GYMGATE_CACHE"
         )
     return path
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TASK, ROLLOUT = "_ng_task_index", "_ng_rollout_index"
 
 
-def export_rollouts(table: RunTable, output: Path) -> int:
+def export_rollouts(table: RunTable, output: Path, rows: RowReader | None = None) -> int:
     """Write finished rollouts as NeMo Gym's collector does; how many.
 
     The inputs that its profiler wants go to `NAME_materialized_inputs.jsonl` beside them. Raises
@@ -33,16 +33,16 @@ def export_rollouts(table: RunTable, output: Path) -> int:
     inputs = inputs_beside(output)
     count = 0
     with replacing(inputs) as materialized, replacing(output) as results:
-        for result, row in _numbered_rollouts(table):
+        for result, row in _numbered_rollouts(table, rows or RowReader()):
             results.write(codec.dumps(result) + b"\n")
             materialized.write(codec.dumps(row) + b"\n")
             count += 1
     return count
 
 
-def _numbered_rollouts(table: RunTable) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _numbered_rollouts(table: RunTable, rows: RowReader) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Results and inputs with NeMo Gym's numbers."""
-    rows, numbering = RowReader(), RolloutNumbers(table)
+    numbering = RolloutNumbers(table)
     for attempt in table.rollouts():
         numbers = {**numbering.of(attempt), "agent_ref": agent_ref(attempt.agent)}
         row = rows.read(attempt.source, attempt.task_key, attempt.line)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
-from gymgate.core.errors import DataError
+from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.row_sources import open_rows
 from gymgate.rollouts.row import Row, TaskKey
 
@@ -13,16 +16,24 @@ from gymgate.rollouts.row import Row, TaskKey
 class RowReader:
     """Reads rows by file and task. Of each file, the positions of its rows are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, datasets: Collection[str] = ()) -> None:
+        """`datasets` are those that the user gave: no other is fetched or loaded, whatever a run names as its source."""
+        self._datasets = datasets
         self._opened: dict[str, _OpenedRows] = {}
 
     def read(self, source: str, task: TaskKey, line: int) -> dict[str, Any]:
         """Return the row of a task, which stood in this line when it was run.
 
         Equal rows may differ in `_ng_*` entries, which their keys leave out. Of several, the one in the line is taken, else
-        the one that has as many before it. Raises `DataError` if the file has changed or is gone.
+        the one that has as many before it. Raises `DataError` if the file has changed or is gone, and `ConfigError` for a
+        dataset that was not given.
         """
         if source not in self._opened:
+            is_dataset = source.startswith("hf:") or Path(source).expanduser().is_dir()
+            if is_dataset and source not in self._datasets:
+                raise ConfigError(
+                    f"the rows come from the dataset {source}, as the run says; give --dataset {shlex.quote(source)} to load it"
+                )
             self._opened[source] = _OpenedRows(source)
         equal = self._opened[source].equal_rows(task.row_key)
         if not equal:
