@@ -166,6 +166,100 @@ def test_a_constant_that_a_function_names_counts(module: Callable[..., ModuleTyp
     assert source_digest(module().policy) != source_digest(module(limit=2).policy)
 
 
+TWINS = """\
+import functools
+MODEL = {model!r}
+KINDS = ({model!r}, 1)
+PROMPTS = {{"system": [{model!r}]}}
+class Base:
+    def said(self): return {model!r}
+class Plain(Base):
+    def __call__(self, body): return self.said()
+class Object:
+    def __init__(self, model):
+        self.model, self.calls = model, 0
+    def __call__(self, body):
+        self.calls += 1
+        return self.model
+    def method(self, body): return self.model
+def answer(body, model): return model
+def enclosing(model):
+    count, log = 0, []
+    def policy(body):
+        nonlocal count
+        count += 1
+        log.append(body)
+        return model
+    return policy
+def wrapping(function):
+    @functools.wraps(function)
+    def wrapper(body): return function(body) + {model!r}
+    return wrapper
+@wrapping
+def wrapped(body): return "x"
+@functools.lru_cache
+def cached(): return {model!r}
+def default(body, model=MODEL): return model
+def of_tuple(body): return KINDS[0]
+def of_dict(body): return PROMPTS
+def of_cached(body): return cached()
+object_ = Object({model!r})
+def of_object(body): return object_(body)
+"""
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda m, model: functools.partial(m.answer, model=model),
+        lambda m, model: functools.partial(m.answer, {"sampling": model}),
+        lambda m, model: m.enclosing(model),
+        lambda m, model: m.Object(model),
+        lambda m, model: m.Object(model).method,
+        lambda m, model: m.wrapped,
+        lambda m, model: m.default,
+        lambda m, model: m.of_tuple,
+        lambda m, model: m.of_dict,
+        lambda m, model: m.of_cached,
+        lambda m, model: m.of_object,
+        lambda m, model: m.Plain(),
+    ],
+)
+def test_callables_of_one_source_that_do_different_things_differ(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    of: Callable[[ModuleType, str], Callable[[object], object]],
+) -> None:
+    def policy(number: int, model: str) -> Callable[[object], object]:
+        path = tmp_path / f"twins_{number}.py"
+        path.write_text(TWINS.format(model=model))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        value = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, path.stem, value)
+        spec.loader.exec_module(value)
+        return of(value, model)
+
+    small, again, large = policy(1, "small"), policy(2, "small"), policy(3, "large")
+    before = source_digest(small)
+    assert before is not None
+    if not isinstance(small, functools.partial):
+        small({})  # what it counts is not what it is
+    assert source_digest(small) == source_digest(again) == before
+    assert source_digest(large) != before
+
+
+def test_keys_and_addresses_that_a_function_is_given_may_change() -> None:
+    def answer(body: object, *, api_key: str, url: str, model: str) -> str:
+        return f"{api_key}{url}{model}"
+
+    one = functools.partial(answer, api_key="a", url="http://h:1/v1", model="m")
+    other = functools.partial(answer, api_key="b", url="http://h:2/v1", model="m")
+    assert source_digest(one) == source_digest(other)
+    assert source_digest(one) != source_digest(functools.partial(one, model="n"))
+
+
 def test_a_function_without_source_has_no_digest() -> None:
     scope: dict[str, object] = {}
     exec("def policy(body): return 'a'", scope)

@@ -6,6 +6,8 @@ gymgate's own version.
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import functools
 import hashlib
 import hmac
@@ -14,7 +16,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from gymgate.core import codec
@@ -25,6 +27,12 @@ from gymgate.gym.server_code import component_roots, own_files
 CODE = (".py", ".yaml", ".yml", ".toml", ".txt", ".j2", ".jinja")
 """Suffixes of files that decide what an environment does. Data and files that servers write do not count."""
 _OTHER_SERVER = re.compile(rf"^\s*(?:from|import)\s+({'|'.join(SERVER_KINDS)})\.(\w+)", re.MULTILINE)
+_SECRET = re.compile(
+    r"(key|token|secret|passwo?r?d|auth|authorization|bearer|credential|cookie)s?[\d_-]*$|(?<![a-z])pwd?\d*$|header",
+    re.IGNORECASE,
+)
+"""What may be a secret, by its name."""
+_ADDRESS = re.compile(r"https?://[^/]")
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
@@ -77,44 +85,136 @@ def _without_datasets(block: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in block.items() if name != "datasets"}
 
 
+def is_secret(name: str) -> bool:
+    """Whether a setting or variable of this name may hold a secret."""
+    return _SECRET.search(name) is not None
+
+
 def source_digest(function: Any) -> str | None:
     """Return the digest of a callable's source and of what it names in its module; `None` if the source cannot be read.
 
-    That is its functions, classes and constants, and theirs; a constant has a name in capitals, since other values may
-    change as it runs. The rest of the module may change, for example the call that says how many rollouts there are.
+    That is its functions, classes and constants, and theirs, and what makes two callables of one source differ: arguments of
+    `functools.partial`, defaults, variables of an enclosing function, and attributes of an object. A constant has a name in
+    capitals. Other values may change as it runs: of what its code sets nothing counts, and lists and dicts only in constants
+    and in a `partial`. So may keys and addresses.
+    The rest of the module may change, for example the call that says how many rollouts there are.
     """
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(getattr(function, "__func__", function))
-    start = function if isinstance(function, FunctionType | type) else type(function)
-    texts: dict[str, str] = {}
-    left: list[Any] = [start]
+    reader = _SourceReader(function)
     try:
-        while left:
-            item = left.pop()
-            if item.__qualname__ in texts:
-                continue
-            texts[item.__qualname__] = inspect.getsource(item)
-            names = {name for code in _codes(item) for name in code.co_names}
-            module = inspect.getmodule(item)
-            for name, value in ((name, vars(module).get(name)) for name in sorted(names) if module):
-                if isinstance(value, FunctionType | type) and value.__module__ == start.__module__:
-                    left.append(value)
-                elif name.isupper() and isinstance(value, _PLAIN):
-                    texts[name] = repr(value)
-    except (OSError, TypeError):
+        reader.read("", function, mutable=True)
+    except (OSError, TypeError, RecursionError):
         return None
-    return digest_of(codec.dumps(sorted(texts.items())))
+    return digest_of(codec.dumps(sorted(reader.texts)))
 
 
-def _codes(item: FunctionType | type) -> Iterator[CodeType]:
-    """Yield the code of a function, or of a class's functions, and that of the functions within."""
-    functions = [item] if isinstance(item, FunctionType) else vars(item).values()
-    left = [code for value in functions if (code := getattr(inspect.unwrap(value), "__code__", None))]
-    while left:
-        code = left.pop()
-        yield code
-        left += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+class _SourceReader:
+    """Reads what a callable consists of, as far as it belongs to the callable's own module."""
+
+    def __init__(self, function: Any) -> None:
+        self.texts: list[tuple[str, str]] = []
+        """Names, and what they stand for."""
+        while isinstance(function, functools.partial):
+            function = function.func
+        self._start = inspect.unwrap(getattr(function, "__func__", function))
+        self._module = _module_of(self._start)
+        self._seen: set[int] = set()
+
+    def read(self, name: str, value: Any, *, mutable: bool) -> None:
+        """Read what a name stands for; a list, dict or set only if such `mutable` values are constants there."""
+        if isinstance(value, _PLAIN):
+            self.texts.append((name, repr(value)))
+        elif isinstance(value, tuple):
+            self._read_all(name, enumerate(value), mutable=mutable)
+        elif isinstance(value, frozenset) or (mutable and isinstance(value, set)):
+            self.texts.append((name, repr(sorted(map(repr, value)))))
+        elif id(value) not in self._seen:
+            self._seen.add(id(value))
+            if mutable and isinstance(value, list | dict):
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                self._read_all(name, items, mutable=True)
+            elif isinstance(value, functools.partial):
+                self.read(name, value.func, mutable=mutable)
+                self._read_all(name, (*enumerate(value.args), *value.keywords.items()), mutable=True)
+            elif isinstance(value, MethodType):
+                self.read(name, value.__func__, mutable=mutable)
+                self.read(f"{name}.self", value.__self__, mutable=mutable)
+            elif value is self._start or _module_of(value) == self._module:
+                self._read_own(name, value)
+            elif (wrapped := getattr(value, "__wrapped__", None)) is not None:
+                self.read(name, wrapped, mutable=mutable)
+
+    def _read_own(self, name: str, value: Any) -> None:
+        if isinstance(value, FunctionType):
+            self.texts.append((name, inspect.getsource(value.__code__)))
+            self._read_function(name, value)
+        elif isinstance(value, type):
+            self.texts.append((name, inspect.getsource(value)))
+            for member, item in vars(value).items():
+                if isinstance(function := inspect.unwrap(getattr(item, "__func__", item)), FunctionType):
+                    self._read_function(f"{name}.{member}", function)
+                elif not member.startswith("__"):
+                    self.read(f"{name}.{member}", item, mutable=False)
+            self._read_all(name, enumerate(value.__bases__), mutable=False)
+        else:
+            self.read(name, type(value), mutable=False)
+            classes = [base for base in type(value).__mro__ if _module_of(base) == self._module]
+            changing = {attribute for base in classes for attribute in _set_later(base)}
+            attributes = getattr(value, "__dict__", {}).items()
+            self._read_all(name, (item for item in attributes if item[0] not in changing), mutable=False)
+
+    def _read_function(self, name: str, function: FunctionType) -> None:
+        """Read what a function names, its defaults, and the variables of functions around it that it does not set."""
+        code = function.__code__
+        names = {each for inner in _codes(code) for each in inner.co_names}
+        for each in sorted(names & function.__globals__.keys()):
+            value = function.__globals__[each]
+            if each.isupper() or not isinstance(value, (*_PLAIN, tuple, frozenset)):
+                self.read(each, value, mutable=each.isupper())
+        defaults = (*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items())
+        self._read_all(name, defaults, mutable=False)
+        changing = _stored(code, "STORE_DEREF")
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # it has no value yet
+                if variable not in changing:
+                    self._read_all(name, [(variable, cell.cell_contents)], mutable=False)
+
+    def _read_all(self, name: str, items: Iterable[tuple[Any, Any]], *, mutable: bool) -> None:
+        """Read values by their keys. Secrets and addresses, which may change, are left out."""
+        for key, value in items:
+            if not (isinstance(value, str) and (is_secret(str(key)) or _ADDRESS.match(value))):
+                self.read(f"{name}[{key!r}]", value, mutable=mutable)
+
+
+def _module_of(value: Any) -> str | None:
+    """Return the module that holds the code of a function or class, or of an object's class."""
+    if isinstance(value, FunctionType):  # what wraps another function has that one's `__module__`
+        return value.__globals__.get("__name__")
+    return (value if isinstance(value, type) else type(value)).__module__
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function, and that of the functions within."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _stored(code: CodeType, operation: str) -> set[str]:
+    """Return the names that code stores values under by an operation."""
+    instructions = (each for inner in _codes(code) for each in dis.get_instructions(inner))
+    return {str(each.argval) for each in instructions if each.opname == operation}
+
+
+def _set_later(of: type) -> set[str]:
+    """Return the names of attributes that methods other than those that make an object set."""
+    methods = {name: inspect.unwrap(getattr(item, "__func__", item)) for name, item in vars(of).items()}
+    return {
+        attribute
+        for name, method in methods.items()
+        if isinstance(method, FunctionType) and name not in ("__init__", "__post_init__", "__new__")
+        for attribute in _stored(method.__code__, "STORE_ATTR")
+    }
 
 
 def variable_digests(names: Iterable[str], salt: str) -> dict[str, str | None]:

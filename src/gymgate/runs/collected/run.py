@@ -30,6 +30,7 @@ from gymgate.runs.described.settings import differences, extent_of, settings_of
 from gymgate.runs.stored.layout import read_run, run_directories
 from gymgate.runs.stored.record import CollectedRollout, collected
 from gymgate.stack import Policy, Stack, acquire
+from gymgate.stack.description import endpoint_settings
 
 STALL_NAMES = 3
 """Rollouts that a warning names."""
@@ -77,6 +78,8 @@ class Collection:
     """Settings of the stack, as far as they are known before it reports its own."""
     _salt: str = field(init=False)
     """Of the digests in its settings; a resumed run keeps its own, and a shard takes that of another one."""
+    _function: Any = field(default=None, init=False)
+    """Settings of a policy that is a function, as it is now: neither its file nor its object is the run's to watch."""
     _kept: RunDirectory | None = field(default=None, init=False)
     """The directory while it is open."""
     _on_rollout: OnRollout = field(default=ignore, init=False)
@@ -87,6 +90,8 @@ class Collection:
     def __post_init__(self) -> None:
         if self.output is not None:
             checked_output(self.output)
+        if callable(self.policy):
+            self._function = endpoint_settings(self.policy)
         self._salt = secrets.token_hex(8)
         if self.output is not None and self.directory is not None:
             for directory in (*run_directories(self.output), self.directory):
@@ -119,6 +124,8 @@ class Collection:
     def settings(self) -> dict[str, Any]:
         """Return the settings that a resume must share, as JSON values."""
         own = settings_of(self.policy, self.limits, self.names, self.stack.env_vars, self._salt)
+        if self._function is not None:
+            own["policy"] = self._function
         return {**own, **self.stack_settings}
 
     def drain(self) -> None:

@@ -10,17 +10,12 @@ from typing import TYPE_CHECKING, Any
 from gymgate.core.addresses import without_login
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, dotted
 from gymgate.runs.described.plan import RolloutPlan
-from gymgate.stack.content import variable_digests
+from gymgate.stack.content import is_secret, variable_digests
 from gymgate.stack.description import endpoint_settings, resolved_source
 
 if TYPE_CHECKING:
     from gymgate.stack import Policy
 
-_SECRET = re.compile(
-    r"(key|token|secret|passwo?r?d|auth|authorization|bearer|credential|cookie)s?[\d_-]*$|(?<![a-z])pwd?\d*$|header",
-    re.IGNORECASE,
-)
-"""What may be a secret, by its name."""
 _COUNT = re.compile(r"tokens?[\d_-]*$", re.IGNORECASE)
 """A number so named is no secret: `max_tokens`."""
 _PARAMETER = re.compile(r"(?i)(?<=[?&])([\w-]*(?:key|token|secret|password|auth)=)[^&#\s]+")
@@ -51,11 +46,6 @@ def settings_of(
         "limits": limits.model_dump(exclude=unused),
         **({"salt": salt, "variables": variable_digests(values, salt)} if values else {}),
     }
-
-
-def is_secret(name: str) -> bool:
-    """Whether a setting or variable of this name may hold a secret."""
-    return _SECRET.search(name) is not None
 
 
 def is_example(sources: Sequence[str]) -> bool:
@@ -147,7 +137,7 @@ def _masked(name: str, value: Any) -> Any:
         return {inner: _masked(f"{name}.{inner}", item) for inner, item in value.items()}
     if isinstance(value, list | tuple):
         return [_masked(name, item) for item in value]
-    if value is not None and _SECRET.search(name) and not (_COUNT.search(name) and isinstance(value, int)):
+    if value is not None and is_secret(name) and not (_COUNT.search(name) and isinstance(value, int)):
         return "***"
     return _PARAMETER.sub(r"\1***", without_login(value)) if isinstance(value, str) else value
 
