@@ -41,7 +41,15 @@ class Daemon:
         self.go = asyncio.Event()
         self.runs: list[dict[str, Any]] = []
         self.refuses: dict[str, Any] | None = None
-        self.peer = Peer({"hello": self.hello, "run": self.run, "status": self.status, "bye": self.bye})
+        self.endpoints: dict[int, dict[str, Any]] = {}
+        """Those that were registered and not forgotten since, by number."""
+        self.peer = Peer(
+            {"hello": self.hello, "run": self.run, "status": self.status, "bye": self.bye},
+            {
+                "register": lambda message: self.endpoints.update({message["number"]: message["endpoint"]}),
+                "forget": lambda message: self.endpoints.update({message["number"]: {}}),
+            },
+        )
 
     async def hello(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         assert message["config"]["models"]["judge"]["api_key"] == KEY
@@ -56,8 +64,10 @@ class Daemon:
         self.runs.append(message)
         await self.go.wait()
         answer = b""
-        if message["policy"]["type"] == "callable":
-            name = {"name": message["policy"]["name"]}
+        policy = message["policy"]
+        policy = self.endpoints[policy] if isinstance(policy, int) else policy
+        if policy["type"] == "callable":
+            name = {"name": policy["name"]}
             answer = (await self.peer.exchange("policy", name, codec.dumps({"asked": self.node}))).body
         fields = {
             "id": message["rollout_id"],
@@ -238,6 +248,25 @@ async def test_a_registered_callable_serves_every_node(cluster: Cluster) -> None
         stack.unregister("mine")
         with pytest.raises(ConfigError, match="'mine'"):
             await stack.run(ROW, policy=endpoint)
+
+
+async def test_an_endpoint_is_sent_once_to_every_node(cluster: Cluster) -> None:
+    """Under that connection's own number."""
+    endpoints = [HTTPEndpoint(base_url=f"http://{name}") for name in ("p", "q")]
+    async with acquire(CONFIG, where=RayCluster("x")) as stack:
+        running = [
+            asyncio.create_task(stack.run(ROW, policy=policy, judge_policy=endpoints[1]))
+            for policy in [*endpoints, *reversed(endpoints)] * 2
+        ]
+        await until(lambda: counts(cluster) == {"a": 4, "b": 4})
+        for name in ("a", "b"):
+            [daemon] = cluster.daemons[name]
+            urls = {number: endpoint["base_url"] for number, endpoint in daemon.endpoints.items()}
+            assert sorted(urls.values()) == ["http://p", "http://q"]
+            assert {urls[run["judge_policy"]] for run in daemon.runs} == {"http://q"}
+            assert {urls[run["policy"]] for run in daemon.runs} == {"http://p", "http://q"}
+            daemon.go.set()
+        assert {(await task).reward for task in running} == {1.0}
 
 
 async def test_large_bodies_cross_in_chunks(cluster: Cluster) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import itertools
 import json
 import os
 import socket
@@ -18,10 +20,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from pydantic import SecretStr
 
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
-from gymgate.core.errors import StackLostError
+from gymgate.core.errors import ConfigError, StackLostError
 from gymgate.rollouts import Rollout
+from gymgate.stack.client.endpoints import KEPT
 from gymgate.stack.client.launch import DaemonAddress
 from gymgate.stack.client.stack import Lease, Stack
 from gymgate.stack.daemon.destinations import Destination
@@ -110,7 +114,7 @@ async def serving(directory: Path, agent: Script = scores) -> AsyncIterator[Up]:
 
 
 @asynccontextmanager
-async def joined(directory: Path) -> AsyncIterator[Stack]:
+async def joined(directory: Path, *, reconnect: bool = False) -> AsyncIterator[Stack]:
     """A stack of this event loop on the daemon that serves in `directory`."""
 
     async def take() -> Lease:
@@ -123,7 +127,7 @@ async def joined(directory: Path) -> AsyncIterator[Stack]:
     async def release(connection: Lease) -> None:
         connection.peer.abort()
 
-    stack = await Stack._open(CONFIG, take, release, reconnect=False)
+    stack = await Stack._open(CONFIG, take, release, reconnect=reconnect)
     try:
         yield stack
     finally:
@@ -288,13 +292,126 @@ async def test_a_callable_runs_on_the_loop_that_called_run(tmp_path: Path) -> No
     assert loops[0] != loops[1]
 
 
+async def scores_at_once(seen: Seen) -> web.Response:
+    """An agent that asks nobody."""
+    return web.json_response({"reward": 1.0, "response": responses_answer()})
+
+
+def endpoints_sent(daemon: Up) -> list[dict[str, Any]]:
+    """The endpoints that the daemon's one lease registers from now on, as they come."""
+    [holder] = daemon.leases
+    register, sent = holder.peer.listeners["register"], []
+
+    def note(message: dict[str, Any]) -> None:
+        sent.append(message["endpoint"])
+        register(message)
+
+    holder.peer.listeners["register"] = note
+    return sent
+
+
+def pools(daemon: Up) -> int:
+    """How many the gateway has once nothing holds them by a cycle."""
+    gc.collect()
+    return len(daemon.running.gateway._pools)
+
+
+async def test_equal_endpoints_are_sent_once(tmp_path: Path) -> None:
+    """Also by rollouts at once, as policy and as judge. What is equal for Python but not in JSON is another endpoint."""
+    async with serving(tmp_path, scores_at_once) as daemon, joined(tmp_path) as stack:
+        sent = endpoints_sent(daemon)
+        running = (
+            stack.run(ROW, policy=ENDPOINT.model_copy(), judge_policy=ENDPOINT.model_copy()) for _ in range(9)
+        )
+        assert {rollout.reward for rollout in await asyncio.gather(*running)} == {1.0}
+        assert [endpoint["base_url"] for endpoint in sent] == [ENDPOINT.base_url]
+        for logprobs in (1, True, 1.0, True):
+            await stack.run(ROW, policy=ENDPOINT.model_copy(update={"sampling": (("logprobs", logprobs),)}))
+        assert [repr(endpoint["sampling"]) for endpoint in sent[1:]] == [
+            repr([["logprobs", value]]) for value in (1, True, 1.0)
+        ]
+
+
+async def test_a_new_lease_sends_its_endpoints_again(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, scores_at_once) as daemon,
+        joined(tmp_path),  # keeps the daemon up
+        joined(tmp_path, reconnect=True) as stack,
+    ):
+        leases = {*daemon.leases}
+        await stack.run(ROW, policy=ENDPOINT)
+        [used] = [lease for lease in leases if lease._endpoints]
+        used.peer.abort()
+        await stack._last.peer.lost.wait()
+        assert used._endpoints == {}
+        assert (await stack.run(ROW, policy=ENDPOINT)).reward == 1.0
+        [again] = daemon.leases - leases
+        assert len(again._endpoints) == 1
+
+
+async def test_an_endpoint_that_cannot_be_used_fails_its_rollouts_only(tmp_path: Path) -> None:
+    broken = ENDPOINT.model_copy(update={"headers": (("bad name", SecretStr("x")),)})
+    async with serving(tmp_path, scores_at_once), joined(tmp_path) as stack:
+        for _ in range(2):
+            with pytest.raises(ConfigError):
+                await stack.run(ROW, policy=broken)
+            assert (await stack.run(ROW, policy=ENDPOINT)).reward == 1.0
+
+
+async def test_rollouts_with_endpoints_of_their_own_leave_nothing(tmp_path: Path) -> None:
+    """2,000, each with a key and replicas of its own, 50 at a time."""
+    numbers = itertools.count()
+
+    async def run_some(stack: Stack) -> None:
+        for number in itertools.islice(numbers, 40):
+            url = f"http://127.0.0.1:9/{number}"
+            own = HTTPEndpoint(base_url=f"{url}/a", replicas=(f"{url}/b",), api_key=SecretStr(f"k{number}"))
+            assert (await stack.run(ROW, policy=own)).reward == 1.0
+
+    async with serving(tmp_path, scores_at_once) as daemon:
+        async with joined(tmp_path) as stack:
+            [holder] = daemon.leases
+            await asyncio.gather(*(run_some(stack) for _ in range(50)))
+            assert next(numbers) == 2000
+            await stack.status()  # the daemon has read all that was sent before
+            assert len(stack._last.endpoints._registered) == len(holder._endpoints) == pools(daemon) == KEPT
+        await holder.peer.lost.wait()
+        assert (holder._endpoints, pools(daemon)) == ({}, 0)
+
+
+async def test_leases_share_the_state_of_replicas_until_the_last_has_gone(tmp_path: Path) -> None:
+    """One of two replicas never answers. No later rollout tries it, whichever lease it is of."""
+    failed: list[str] = []
+
+    async def fails(seen: Seen) -> web.Response:
+        failed.append(seen.path)
+        return web.json_response({"error": "down"}, status=500)
+
+    async def answers(seen: Seen) -> web.Response:
+        return web.json_response(chat_answer())
+
+    async with serving(tmp_path) as daemon, upstream(fails) as down, upstream(answers) as up:
+        gateway = daemon.running.gateway
+        async with joined(tmp_path) as first:
+            for temperature in (0.1, 0.2, 0.3):  # the endpoints differ, their replicas do not
+                policy = down.endpoint(replicas=(up.url,), sampling={"temperature": temperature})
+                assert (await first.run(ROW, policy=policy)).reward == 1.0
+                assert (gateway.routes, len(failed)) == ({}, 1)
+            async with joined(tmp_path) as second:
+                assert (await second.run(ROW, policy=policy)).reward == 1.0
+                assert (pools(daemon), len(failed)) == (1, 1)
+                leases = [*daemon.leases]
+                await first.close()
+                assert (pools(daemon), gateway.replicas[up.url]["served"]) == (1, 4)
+        for lease in leases:
+            await lease.peer.lost.wait()
+        assert pools(daemon) == 0
+
+
 def test_2048_rollouts_at_once_while_the_daemon_is_blocked(tmp_path: Path) -> None:
     """Its loop stands still for a second: they wait for it, and none fails."""
     up: list[asyncio.AbstractEventLoop] = []
     ready, over = threading.Event(), threading.Event()
-
-    async def scores_at_once(seen: Seen) -> web.Response:
-        return web.json_response({"reward": 1.0, "response": responses_answer()})
 
     async def serve() -> None:
         async with serving(tmp_path, scores_at_once):

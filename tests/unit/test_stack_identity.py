@@ -227,7 +227,8 @@ async def test_a_connection_uses_the_judges_that_it_brought(tmp_path: Path) -> N
 
         @property
         def running(self) -> Any:
-            return SimpleNamespace(gateway=SimpleNamespace(open=lambda policy, **given: given))
+            gateway = SimpleNamespace(open=lambda policy, **given: given, prepare=lambda endpoint: endpoint)
+            return SimpleNamespace(gateway=gateway)
 
     run = {"policy": endpoint_to_wire(HTTPEndpoint(base_url="http://p/v1")), "rollout_id": "r", "limits": {}}
     run["record_bodies"] = True

@@ -7,10 +7,12 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
@@ -60,6 +62,14 @@ def _without_request_line(record: logging.LogRecord) -> bool:
 _http_logger.addFilter(_without_request_line)
 
 
+@dataclass(frozen=True)
+class PreparedEndpoint:
+    """An endpoint whose address, key and headers have been read and checked. It keeps the state of its replicas."""
+
+    backend: Callable[[], Backend]
+    """Returns the backend of one more rollout."""
+
+
 class Gateway:
     """Listens on loopback, one port per model server that Gym's configs name, for as long as it is entered.
 
@@ -94,8 +104,9 @@ class Gateway:
         self._ports: dict[str, SharedStart[int]] = {}
         self.all_ports: set[int] = set()
         """Every port of it, those of agent processes included."""
-        self._pools: dict[tuple[str, ...], ReplicaPool] = {}
-        """By the replicas' addresses: rollouts share the replicas' state even if their endpoints differ otherwise."""
+        self._pools: WeakValueDictionary[tuple[str, ...], ReplicaPool] = WeakValueDictionary()
+        """By the replicas' addresses: rollouts share the replicas' state even if their endpoints differ otherwise. A pool goes
+        with the last prepared endpoint and backend that use it."""
         self.keyless_policy_calls = 0
         """Calls of the policy that were refused because they carried no rollout's key."""
         self._finishing: set[asyncio.Task[None]] = set()
@@ -162,13 +173,38 @@ class Gateway:
         """Return ports for one process of an agent that cannot forward the rollout's key."""
         return AgentPorts(self._listen)
 
+    def prepare(self, endpoint: JudgeEndpoint | Backend, *, has_deadline: bool = True) -> PreparedEndpoint:
+        """Return what an endpoint's rollouts have in common. Raises `ConfigError` if it cannot be used.
+
+        `has_deadline`: its calls are a rollout's, whose end cancels them.
+        """
+        if isinstance(endpoint, str):
+            raise ConfigError(f"{endpoint!r} is not an endpoint here: calls without a key have no policy")
+        if isinstance(endpoint, ReplayEndpoint):
+            files, index = endpoint.rollouts, endpoint.index
+            return PreparedEndpoint(lambda: _replay(files, index, stamps_of(files)))
+        if isinstance(endpoint, CallableEndpoint):
+            raise ConfigError(
+                f"callable {endpoint.name!r} can be called only through the process that registered it"
+            )
+        if not isinstance(endpoint, HTTPEndpoint):
+            return PreparedEndpoint(lambda: endpoint)
+        rate_limit_s = math.inf if has_deadline else endpoint.timeout_s
+        if not endpoint.replicas:
+            return PreparedEndpoint(
+                HTTPBackend(endpoint, self._client, rate_limit_s=rate_limit_s).for_rollout
+            )
+        if (pool := self._pools.get(endpoint.base_urls)) is None:
+            self._pools[endpoint.base_urls] = pool = ReplicaPool(endpoint.base_urls, self._client)
+        return PreparedEndpoint(BalancedBackend(endpoint, pool, rate_limit_s=rate_limit_s).for_rollout)
+
     def open(
         self,
-        endpoint: Endpoint | Backend,
+        endpoint: Endpoint | Backend | PreparedEndpoint,
         *,
         rollout_id: str | None = None,
-        judges: Mapping[str, JudgeEndpoint | Backend] | None = None,
-        judge_policy: Endpoint | Backend | None = None,
+        judges: Mapping[str, JudgeEndpoint | Backend | PreparedEndpoint] | None = None,
+        judge_policy: Endpoint | Backend | PreparedEndpoint | None = None,
         limits: RolloutLimits | None = None,
         policy_servers: Collection[str] = (),
         stand_ins: Collection[str] = (),
@@ -224,24 +260,12 @@ class Gateway:
                 self._finishing.add(task)
                 task.add_done_callback(self._finishing.discard)
 
-    def _backend(self, endpoint: JudgeEndpoint | Backend, *, has_deadline: bool = True) -> Backend:
-        """`has_deadline`: its calls are a rollout's, whose end cancels them."""
-        if isinstance(endpoint, str):
-            raise ConfigError(f"{endpoint!r} is not an endpoint here: calls without a key have no policy")
-        if isinstance(endpoint, ReplayEndpoint):
-            return _replay(endpoint.rollouts, endpoint.index, stamps_of(endpoint.rollouts))
-        if isinstance(endpoint, CallableEndpoint):
-            raise ConfigError(
-                f"callable {endpoint.name!r} can be called only through the process that registered it"
-            )
-        if not isinstance(endpoint, HTTPEndpoint):
-            return endpoint
-        rate_limit_s = math.inf if has_deadline else endpoint.timeout_s
-        if not endpoint.replicas:
-            return HTTPBackend(endpoint, self._client, rate_limit_s=rate_limit_s)
-        if endpoint.base_urls not in self._pools:
-            self._pools[endpoint.base_urls] = ReplicaPool(endpoint.base_urls, self._client)
-        return BalancedBackend(endpoint, self._pools[endpoint.base_urls], rate_limit_s=rate_limit_s)
+    def _backend(
+        self, endpoint: JudgeEndpoint | Backend | PreparedEndpoint, *, has_deadline: bool = True
+    ) -> Backend:
+        if not isinstance(endpoint, PreparedEndpoint):
+            endpoint = self.prepare(endpoint, has_deadline=has_deadline)
+        return endpoint.backend()
 
     async def _listen(self, model_server: str, agent_ports: AgentPorts | None = None) -> int:
         loop = asyncio.get_running_loop()

@@ -30,7 +30,7 @@ from gymgate.core.errors import ConfigError, DataError, GymgateError, StackLostE
 
 BACKLOG = 4096
 """Connections that wait while the daemon is busy: one for each lease that begins."""
-PROTOCOL = 7
+PROTOCOL = 8
 """Both ends must have the same. It changes with the meaning of the frames."""
 _LENGTHS = struct.Struct("<II")
 _MAX_LENGTH = (1 << 32) - 1

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from gymgate.core.config import Dialect, HTTPEndpoint
 from gymgate.core.errors import PolicyError
@@ -160,8 +161,16 @@ class BalancedBackend:
         self._endpoint = endpoint.resolved()
         self._pool = pool
         self._rate_limit_s = rate_limit_s
+        self._shared: dict[Replica, HTTPBackend] = {}
+        """One backend for each replica, of which each rollout gets a copy."""
         self._backends: dict[Replica, HTTPBackend] = {}
         self._replica: Replica | None = None
+
+    def for_rollout(self) -> Self:
+        """Return a backend for one rollout, which chooses a replica of its own; see `HTTPBackend.for_rollout`."""
+        backend = copy.copy(self)
+        backend._backends, backend._replica = {}, None
+        return backend
 
     async def call(
         self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
@@ -195,7 +204,9 @@ class BalancedBackend:
         return next((backend.rate_limit for backend in self._backends.values() if backend.rate_limit), None)
 
     def _backend(self, replica: Replica) -> HTTPBackend:
-        if replica not in self._backends:
+        if replica not in self._shared:
             alone = {"base_url": replica.url, "replicas": (), "max_retries": 0}
-            self._backends[replica] = HTTPBackend(self._endpoint.model_copy(update=alone), self._pool.client)
+            self._shared[replica] = HTTPBackend(self._endpoint.model_copy(update=alone), self._pool.client)
+        if replica not in self._backends:
+            self._backends[replica] = self._shared[replica].for_rollout()
         return self._backends[replica]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import functools
 import itertools
 import logging
 import math
 import secrets
-from typing import Any
+from typing import Any, Self
 
 from multidict import CIMultiDict
 from yarl import URL
@@ -81,6 +83,13 @@ class HTTPBackend:
         self._dropped = {name for names in _SAME_MEANING if names & self._sampling.keys() for name in names}
         self._drops_strict = self.dialect == "chat" and not endpoint.strict_tools
         self._joins_system = endpoint.system_messages == "join"
+
+    def for_rollout(self) -> Self:
+        """Return a backend for one rollout, with its own sessions and rate limit; the rest it shares."""
+        backend = copy.copy(self)
+        backend._server = dataclasses.replace(self._server, rate_limit=None)
+        backend._sessions = set()
+        return backend
 
     def __repr__(self) -> str:
         return f"HTTPBackend({self._server.shown!r}, dialect={self.dialect!r}, model={self.model!r})"
@@ -190,7 +199,7 @@ def _secrets(endpoint: HTTPEndpoint) -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def _request(base_url: str, dialect: Dialect, headers: tuple[tuple[str, str], ...]) -> Request:
-    """Every rollout has a backend, and most have the same request to send."""
+    """Some rollouts have an endpoint to themselves, but the same request to send as others."""
     fields = CIMultiDict(headers)
     fields.add("Via", FORWARDED)
     return Request(URL(base_url.rstrip("/")) / _PATHS[dialect], fields)

@@ -29,6 +29,7 @@ from gymgate.gym.runtime.command import Progress
 from gymgate.rollouts import Rollout
 from gymgate.rollouts.result import failed_rollout
 from gymgate.rollouts.row_fields import agent_of, environment_server_of, row_json, taskset_of
+from gymgate.stack.client.endpoints import RegisteredEndpoints
 from gymgate.stack.protocol import PROTOCOL, Peer, Reply
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_rollout
 
@@ -101,6 +102,7 @@ class Lease:
             on_lost=self._stop_watching,
             describe_loss=describe_loss,
         )
+        self.endpoints = RegisteredEndpoints(self.peer.tell)
         self._shared = False
         self._daemon_pid: int | None = None
         """`None` also if it may be a process of another machine."""
@@ -292,13 +294,14 @@ class Stack:
         owner = None if agent else environment_server_of(row)
         agent = agent or agent_of(row)
         rollout_id = checked_id(rollout_id or secrets.token_hex(8))
+        policies = (
+            {"policy": policy} if judge_policy is None else {"policy": policy, "judge_policy": judge_policy}
+        )
+        for model in policies.values():
+            checked_policy(model)
         lease: Lease | None = None
-        with contextlib.ExitStack() as registered:
+        with contextlib.ExitStack() as in_use:
             message = {
-                "policy": self._endpoint(policy, rollout_id, registered),
-                "judge_policy": None
-                if judge_policy is None
-                else self._endpoint(judge_policy, rollout_id, registered),
                 "limits": limits.model_dump(),
                 "rollout_id": rollout_id,
                 "record_bodies": record_bodies,
@@ -310,6 +313,8 @@ class Stack:
             try:
                 async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:
                     lease = await self._current_lease()
+                    for role, model in policies.items():
+                        message[role] = self._endpoint(lease, model, rollout_id, in_use)
                     reply = await lease.peer.exchange("run", message, body)
                 return unpack_rollout(reply)
             except TimeoutError:
@@ -386,12 +391,13 @@ class Stack:
         return self._lease
 
     def _endpoint(
-        self, policy: Policy, rollout_id: str, registered: contextlib.ExitStack
-    ) -> dict[str, Any] | str:
-        """Return an endpoint for the wire. A callable stays registered until `registered` is left."""
-        checked_policy(policy)
+        self, lease: Lease, policy: Policy, rollout_id: str, in_use: contextlib.ExitStack
+    ) -> dict[str, Any] | str | int:
+        """Return an endpoint for the wire. Its number, or a callable's name, is valid until `in_use` is left."""
+        if isinstance(policy, HTTPEndpoint):
+            return in_use.enter_context(lease.endpoints.number_of(policy))
         if callable(policy):
             name = f"{rollout_id}-{secrets.token_hex(4)}"
             policy = self.register(name, policy)
-            registered.callback(self.unregister, name)
+            in_use.callback(self.unregister, name)
         return endpoint_to_wire(policy)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymgate.core import codec
@@ -13,6 +14,7 @@ from gymgate.core.config import CallableEndpoint, Dialect, JudgeEndpoint, Rollou
 from gymgate.core.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
+from gymgate.gateway.server import PreparedEndpoint
 from gymgate.stack.daemon import routing
 from gymgate.stack.daemon.destinations import Destination
 from gymgate.stack.daemon.rollout import RolloutRun
@@ -28,9 +30,13 @@ class LeaseHolder:
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
-        self._judges: dict[str, Any] = {}
+        self._judges: dict[str, JudgeEndpoint] = {}
         """The endpoints of judges that this connection said hello with, credentials included. Only its own rollouts use them. Of
         one that joined, those of the stack."""
+        self._prepared_judges: Callable[[], dict[str, Any]] = dict
+        """Returns them as the first rollout prepared them."""
+        self._endpoints: dict[int, Callable[[], Any]] = {}
+        """Returns each endpoint that was registered, by its number. The first rollout prepares it, and gets its error."""
         self._environment: str | None = None
         """Where rows go that say nothing else, if this connection joined the stack for one of its environments."""
         handlers: dict[str, CallHandler] = {
@@ -42,7 +48,12 @@ class LeaseHolder:
         }
         self.peer = Peer(
             handlers,
-            {"ping": lambda _: self.peer.tell("pong"), "observe": lambda _: daemon.dismiss(self)},
+            {
+                "ping": lambda _: self.peer.tell("pong"),
+                "observe": lambda _: daemon.dismiss(self),
+                "register": self._register,
+                "forget": self._forget,
+            },
             on_lost=self.on_lost,
             describe_loss=lambda: "the SDK process is gone",
         )
@@ -115,10 +126,10 @@ class LeaseHolder:
     def _open(self, message: Mapping[str, Any], destination: Destination) -> Route:
         judging = message.get("judge_policy")
         return self.daemon.running.gateway.open(
-            self._reachable(endpoint_from_wire(message["policy"])),
+            self._endpoint(message["policy"]),
             rollout_id=message["rollout_id"],
-            judges=self._judges,
-            judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
+            judges=self._prepared_judges(),
+            judge_policy=None if judging is None else self._endpoint(judging),
             limits=RolloutLimits(**message["limits"]),
             policy_servers=destination.policy_servers,
             stand_ins=destination.stand_ins,
@@ -138,10 +149,37 @@ class LeaseHolder:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
+        self._endpoints.clear()  # now, and with them the pools that nobody else uses: the collector may be late
+        self._prepared_judges = dict
         self.daemon.release(self)
 
     def _use_judges(self, config: StackConfig) -> None:
-        self._judges = {name: self._reachable(endpoint) for name, endpoint in config.models}
+        self._judges = dict(config.models)
+        self._prepared_judges = functools.cache(
+            lambda: {name: self._prepared(endpoint) for name, endpoint in config.models}
+        )
+
+    def _register(self, message: dict[str, Any]) -> None:
+        """Note an endpoint for the rollouts to come, which name it by its number."""
+        endpoint = message["endpoint"]
+        self._endpoints[message["number"]] = functools.cache(
+            lambda: self._prepared(endpoint_from_wire(endpoint))
+        )
+
+    def _forget(self, message: dict[str, Any]) -> None:
+        self._endpoints.pop(message["number"], None)
+
+    def _endpoint(self, value: Any) -> Any:
+        """Return the endpoint that a rollout gives: the number of one that was registered, or a description."""
+        if isinstance(value, int):
+            return self._endpoints[value]()
+        return self._reachable(endpoint_from_wire(value))
+
+    def _prepared(self, endpoint: JudgeEndpoint) -> JudgeEndpoint | PreparedEndpoint:
+        """Return an endpoint as this lease keeps it, with its replicas' state."""
+        if isinstance(endpoint, str):
+            return endpoint
+        return self.daemon.running.gateway.prepare(self._reachable(endpoint))
 
     def _reachable(self, endpoint: JudgeEndpoint) -> Any:
         """Return an endpoint as the gateway takes it: a callable is called over this connection."""

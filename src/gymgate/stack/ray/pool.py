@@ -24,7 +24,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gymgate.core import codec
-from gymgate.core.config import StackConfig
+from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.core.errors import (
     ConfigError,
     GymgateError,
@@ -37,7 +37,7 @@ from gymgate.rollouts.result import error_fields
 from gymgate.stack.client.stack import Lease
 from gymgate.stack.protocol import Peer, Reply
 from gymgate.stack.ray.nodes import Tunnel, attach, detach, nodes_of, shared_actors, start_relay
-from gymgate.stack.wire import stack_to_wire
+from gymgate.stack.wire import endpoint_from_wire, stack_to_wire
 
 LOOK_S = 2.0
 """Seconds between two looks at the cluster's nodes."""
@@ -126,10 +126,16 @@ class RayPool:
                 "run": self._run,
                 "status": self._status,
             },
-            {"ping": lambda _: self.peer.tell("pong")},
+            {
+                "ping": lambda _: self.peer.tell("pong"),
+                "register": self._register,
+                "forget": self._forget,
+            },
             on_lost=self._begin_to_stop,
             describe_loss=lambda: "the SDK process is gone",
         )
+        self._endpoints: dict[int, HTTPEndpoint] = {}
+        """Those that the lease has registered, by its numbers. Each stack gets an endpoint with its first rollout."""
         self._ray: Any = None
         self._up = False
         """Whether the start is over. Until then `hello` raises the error of a stack that does not start."""
@@ -186,6 +192,11 @@ class RayPool:
     async def _run(self, message: dict[str, Any], row: bytes) -> Reply:
         """Run a row on the stack with the fewest rollouts. The wait for one with room counts as the rollout's time."""
         timeout_s, started = message["limits"]["timeout_s"], time.monotonic()
+        endpoints = {
+            role: self._endpoints[number]
+            for role in ("policy", "judge_policy")
+            if isinstance(number := message.get(role), int)
+        }
         while (stack := self._with_room()) is None:
             if time.monotonic() - started >= timeout_s:
                 most = f"every stack on the Ray cluster runs {self.where.rollouts_per_stack} rollouts"
@@ -195,7 +206,10 @@ class RayPool:
         message["limits"]["timeout_s"] = max(timeout_s - (time.monotonic() - started), 0.001)
         stack.in_flight += 1
         try:
-            return await stack.connection.peer.exchange("run", message, row)
+            with contextlib.ExitStack() as in_use:
+                for role, endpoint in endpoints.items():
+                    message[role] = in_use.enter_context(stack.connection.endpoints.number_of(endpoint))
+                return await stack.connection.peer.exchange("run", message, row)
         except StackLostError as error:
             stack.connection.peer.abort()
             return _failure_reply(message, error)
@@ -204,6 +218,14 @@ class RayPool:
             if stack.leaving:
                 stack.leave()
             await self._notify(1)
+
+    def _register(self, message: dict[str, Any]) -> None:
+        endpoint = endpoint_from_wire(message["endpoint"])
+        assert isinstance(endpoint, HTTPEndpoint)
+        self._endpoints[message["number"]] = endpoint
+
+    def _forget(self, message: dict[str, Any]) -> None:
+        self._endpoints.pop(message["number"], None)
 
     async def _status(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         """Return the open model calls and replicas of all stacks together, and each stack's own status by node."""
