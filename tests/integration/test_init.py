@@ -98,6 +98,36 @@ def test_its_tests_pass_in_nemo_gyms_interpreter(release: str, tmp_path: Path) -
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_nemo_gyms_own_command_runs_its_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gym env test` makes a virtual environment of what requirements.txt lists, and runs pytest there."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # `benchmarks`
+    from benchmarks.gym_collector import Stock, installing_environment
+
+    write_environment("letters", tmp_path)
+    made = ensure_runtime(runtime())
+    done = subprocess.run(
+        [made.python.parent / "gym", "env", "test", "--resources-server", "letters", "--search-dir", "."],
+        cwd=tmp_path,
+        env=installing_environment(Stock(made, tmp_path, 0)),
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "5 passed" in done.stdout + done.stderr
+
+
+def test_what_its_own_tests_need_makes_no_runtime_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_environment("letters", tmp_path / "letters")
+    assert open_catalog().find("letters").config(None).requirements == ()
+
+
+@pytest.mark.heavy
 def test_it_meets_every_threshold_of_quality(tmp_path: Path) -> None:
     thresholds = (
         "--reproducible",
