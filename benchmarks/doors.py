@@ -40,6 +40,7 @@ class Job:
     url: str
     """Of the vLLM server, without `/v1`."""
     dialect: str = "chat"
+    gym: str = "0.7.0"
 
     @property
     def judges(self) -> dict[str, str]:
@@ -65,7 +66,7 @@ class Outcome:
 
 
 def transcript(result: Json) -> Items:
-    """The items of a response: kind and content."""
+    """The items of a response, kind and content; and why it ended, if its agent says so."""
     items = []
     for item in result["response"]["output"]:
         kind = item["type"]
@@ -75,12 +76,18 @@ def transcript(result: Json) -> Items:
             items.append([kind, str(item["output"])])
         else:
             items.append([kind, item.get("role", ""), text_of(item.get("content") or item.get("summary"))])
+    if reason := (result["response"].get("metadata") or {}).get("ng_termination_reason"):
+        items.append(["ended", reason])
     return items
 
 
 def text_of(content: Any) -> str:
     """The text of a message's content."""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or [])
+    return (
+        content
+        if isinstance(content, str)
+        else "".join(part.get("text") or part.get("refusal") or "" for part in content or [])
+    )
 
 
 def counted(*usage: int | None) -> list[int] | None:
@@ -107,6 +114,7 @@ def by_gymgate(job: Job) -> Iterator[Outcome]:
     """`gymgate run`."""
     output = Path(job.data).with_suffix(".gymgate")
     command = [sys.executable, "-m", "gymgate", "run", job.environment, "--data", job.data, "-c", "1"]
+    command += ["--gym", job.gym]
     command += ["-b", f"{job.url}/v1", "--dialect", job.dialect, "--retries", "0", "-o", str(output)]
     command += [part for pair in job.settings.items() for part in ("--set", "=".join(pair))]
     command += [part for pair in job.judges.items() for part in ("--judge", "=".join(pair))]
