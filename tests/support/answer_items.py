@@ -73,13 +73,13 @@ ROWS = {
     "a call without an id": Row(
         {"content": None, "tool_calls": [call(id=None)]}, [("function_call", "NEW", "f", "{}")], in_both(None)
     ),
-    "a call whose id is a number": Row(
+    "a call with a number as id": Row(
         {"content": None, "tool_calls": [call(id=7)]}, [("function_call", "7", "f", "{}")], in_both(None)
     ),
     "a call without arguments": Row(
         {"content": None, "tool_calls": [call(arguments=None)]}, [CALL], in_both(None)
     ),
-    "a call whose arguments are an object": Row(
+    "a call with an object as arguments": Row(
         {"content": None, "tool_calls": [call(arguments={"x": 1})]},
         [("function_call", "a", "f", '{"x":1}')],
         in_both(None),
