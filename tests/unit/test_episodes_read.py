@@ -150,6 +150,12 @@ def test_a_failure_of_either_form(answer: dict[str, Any]) -> None:
     assert read == EpisodeFailure("why", True, "verifier_error", "seed", {"output": []})
 
 
+def test_a_failure_that_counts_as_zero_is_a_result() -> None:
+    """As the documentation of the release after 0.7.0 says."""
+    answer = {"_ng_failure_class": "environment_server_failed", "_ng_failure_counts_as_zero": True}
+    assert read_episode(answer, "r") == answer
+
+
 @pytest.mark.parametrize(
     ("failure", "name", "kind"),
     [

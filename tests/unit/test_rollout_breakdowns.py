@@ -181,6 +181,18 @@ def test_a_scoring_that_could_not_run_is_no_score(result: dict[str, Any], told: 
     assert told in made["error"]["message"]
 
 
+def test_a_failure_that_gym_counts_as_zero_is_a_score() -> None:
+    """As the documentation of the release after 0.7.0 says. A row that carries the marker itself says nothing."""
+    failure = {"_ng_failure_class": "agent_timeout", "_ng_failure_counts_as_zero": True}
+    made = results.interpret_result(failure)
+    assert (made["status"], made["reward"]) == ("completed", 0.0)
+    assert results.interpret_result({**failure, "reward": 1.0}, limit="max_calls")["reward"] == 0.0
+    assert results.interpret_result({**failure, "mask_sample": True})["status"] == "masked"
+    marked_row = b'{"_ng_failure_counts_as_zero": true}'
+    assert results.interpret_result(failure, marked_row)["status"] == "failed"
+    assert results.interpret_result({**failure, "_ng_failure_counts_as_zero": False})["status"] == "failed"
+
+
 SCORED: list[tuple[str, dict[str, Any], str]] = [
     (
         "evaluation_completed",

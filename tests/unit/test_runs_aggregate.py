@@ -639,6 +639,19 @@ def test_gym_failures_are_counted(tmp_path: Path) -> None:
         read_runs([path])
 
 
+def test_a_gym_failure_that_counts_as_zero_is_a_rollout(tmp_path: Path) -> None:
+    """Its last failure decides, and a rollout that finished counts in its place."""
+    path, marked = tmp_path / "r.jsonl", {"_ng_failure_counts_as_zero": True}
+    common = {"agent_ref": {"name": "a"}, "_ng_rollout_index": 0}
+    failure = {**common, "_ng_failure_class": "agent_timeout"}
+    path.write_text(_json({**common, "_ng_task_index": 0, "reward": 1.0}) + "\n")
+    failures = [(0, marked), (1, {}), (1, marked), (2, marked), (2, {})]
+    lines = [_json({**failure, "_ng_task_index": task, **field}) + "\n" for task, field in failures]
+    (tmp_path / "r_failures.jsonl").write_text("".join(lines))
+    [row] = summary_rows(read_runs([path]).tasks)
+    assert (row["rollouts"], row["failed"], row["pass@1"]) == (3, 1, 0.5)
+
+
 def test_each_rollout_has_an_answer_field_of_its_own(tmp_path: Path) -> None:
     """Which rollout comes first, and whether its result has the field, changes nothing."""
     lines = []

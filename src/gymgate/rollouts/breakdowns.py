@@ -22,6 +22,7 @@ _REASONS = (
     "grading_notes",
 )
 
+_COUNTS_AS_ZERO = "_ng_failure_counts_as_zero"
 _NO_REASON = "the agent gives no reason"
 _SCORING_SANDBOX = "verifier_sandbox_observation.error_type"
 _CVDP_SANDBOX = re.compile(
@@ -51,6 +52,15 @@ def breakdown(
     if reason is None and (reader := AGENTS.get(agent_type or "")) is not None:
         reason = reader(result)
     return None if reason is None else " ".join(_raised(reason).split())[:MAX_REASON]
+
+
+def counts_as_zero(result: Result, row: Mapping[str, Any] | None = None) -> bool:
+    """Whether a failed result is marked as the model's own failure, a score of 0, by NeMo Gym's next release.
+
+    `row` is what was run: results repeat its fields, which say nothing about this rollout. The marker is as the documentation
+    of NeMo Gym's main branch had it on 2026-11-28; no release that sets it was seen.
+    """
+    return result.get(_COUNTS_AS_ZERO) is True and _COUNTS_AS_ZERO not in (row or {})
 
 
 def is_masked(result: Result) -> bool:

@@ -11,6 +11,7 @@ from gymgate.core.errors import (
     PolicyError,
     RolloutTimeoutError,
 )
+from gymgate.rollouts.breakdowns import counts_as_zero
 from gymgate.rollouts.result import JUDGE_KINDS, error_fields, one_line, without_trajectories
 
 FLAT_CLASS = "environment_server_failed"
@@ -37,7 +38,7 @@ def read_episode(answer: dict[str, Any], rollout_id: str) -> dict[str, Any] | Ep
 
     Raises `ValueError` for an envelope of another episode, and for one without exactly one of the two.
     """
-    if answer.get("_ng_failure_class") == FLAT_CLASS:
+    if answer.get("_ng_failure_class") == FLAT_CLASS and not counts_as_zero(answer):
         fields = ("message", "terminal", "kind", "stage", "partial_response")
         return _failure(*(answer.get(f"_ng_failure_{name}") for name in fields))
     episode = answer.get("episode_id")

@@ -16,7 +16,7 @@ from gymgate.core.errors import (
     PolicyError,
     RolloutTimeoutError,
 )
-from gymgate.rollouts.breakdowns import breakdown, is_masked
+from gymgate.rollouts.breakdowns import breakdown, counts_as_zero, is_masked
 from gymgate.rollouts.outcome import number
 from gymgate.rollouts.record import Limit, Rollout, RolloutError, RolloutStatus
 
@@ -71,8 +71,13 @@ def interpret_result(
     An agent that broke down over a limit was truncated, and its reward is a placeholder.
     """
     reason = breakdown(result, agent_type)
-    if reason is not None:  # read the row only now: it is rarely needed, and may be large
-        reason = breakdown(result, agent_type, codec.loads(row))
+    if reason is not None or counts_as_zero(
+        result
+    ):  # read the row only now: it is rarely needed, and may be large
+        request = codec.loads(row)
+        if counts_as_zero(result, request):
+            return score_fields({**result, "reward": 0.0}, limit)
+        reason = breakdown(result, agent_type, request)
     if reason is None:
         return score_fields(result, limit)
     if limit is not None:

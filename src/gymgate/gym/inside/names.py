@@ -37,7 +37,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "telemetry_config_from_global_config": ("nemo_gym.telemetry.setup",),
 }
 """Name to the modules that have it, newest release first. The first of two is where the documentation of the next release has
-it, the last where 0.6 and 0.7 have it."""
+it (last read on 2026-11-28; tried with stubs only), the last where 0.6 and 0.7 have it."""
 PRELOADED = ("BaseRunRequest", "GlobalConfigDictParser", "SimpleResponsesAPIAgent", "SimpleServer")
 """Names in the modules that every server imports."""
 

@@ -15,7 +15,7 @@ from gymgate.runs.counted.tasks import CollectedTasks
 from gymgate.runs.described.plan import IdentitySet
 from gymgate.runs.described.settings import context_overflow_of, differences, is_example
 from gymgate.runs.stored.attempts import Attempt
-from gymgate.runs.stored.gym_rollouts import read_gym_failures, stored_attempts
+from gymgate.runs.stored.gym_rollouts import read_gym_failures, read_scored_failures, stored_attempts
 from gymgate.runs.stored.layout import (
     FAILURES,
     ROLLOUTS,
@@ -280,6 +280,12 @@ def _read(runs: Sequence[Run], *, failed: bool = True) -> Iterator[tuple[int, At
             environments[run.whole, attempt.row_key, attempt.occurrence] = attempt.environment
             is_first = finished[attempt.environment].add(attempt.identity)
             yield number, attempt, "rollout" if is_first else "duplicate"
+    for number, run in enumerate(
+        runs
+    ):  # after all rollouts: one that finished takes the place of its failures
+        for attempt in read_scored_failures(run.path) if run.is_file else ():
+            if finished[attempt.environment].add(attempt.identity):
+                yield number, attempt, "rollout"
     if not failed:
         return
     lost: dict[str, IdentitySet] = defaultdict(IdentitySet)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymgate.core import codec
 from gymgate.core.errors import DataError
 from gymgate.core.files import replacing
-from gymgate.rollouts.breakdowns import breakdown
+from gymgate.rollouts.breakdowns import breakdown, counts_as_zero
 from gymgate.rollouts.result import status_of
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.row_fields import agent_of
@@ -102,11 +102,9 @@ def read_gym_failures(path: Path) -> Iterator[Attempt]:
     Yields nothing if there is no such file. Failures of rollouts that succeeded later are included.
     """
     beside = failures_beside(path)
-    last = {}
-    for line, value in read_values(beside):
-        numbered = _numbered(value, beside, line)
-        last[agent_of(value) or "", numbered[TASK], numbered[ROLLOUT]] = line, value
-    for line, value in last.values():
+    for line, value in _last_failures(beside):
+        if counts_as_zero(value):
+            continue
         error = {
             "kind": str(value.get("_ng_failure_class") or "unknown"),
             "type": str(value.get("_ng_failure_type") or "failure"),
@@ -114,6 +112,23 @@ def read_gym_failures(path: Path) -> Iterator[Attempt]:
         }
         failed = {"status": "failed", "final": True, "error": error}
         yield Attempt.read({**_identifying_fields(value, beside, line), **failed}, beside, line)
+
+
+def read_scored_failures(path: Path) -> Iterator[Attempt]:
+    """Yield the failures beside a file of rollouts that NeMo Gym counts as a score of 0: they are no failed rollouts."""
+    beside = failures_beside(path)
+    for line, value in _last_failures(beside):
+        if counts_as_zero(value):
+            yield Attempt.read(from_gym(value, beside, line), beside, line)
+
+
+def _last_failures(beside: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+    """Return line and value of each rollout's last failure."""
+    last = {}
+    for line, value in read_values(beside):
+        numbered = _numbered(value, beside, line)
+        last[agent_of(value) or "", numbered[TASK], numbered[ROLLOUT]] = line, value
+    return last.values()
 
 
 def _numbered(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
@@ -133,12 +148,14 @@ def _numbered(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
 
 def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
     """One line of a run."""
-    message = breakdown(value)
+    is_zero = counts_as_zero(value)
+    message = None if is_zero else breakdown(value)
+    reward = 0.0 if is_zero else value.get("reward")
     error = {"kind": "environment", "type": "EnvironmentServerError", "message": message}
     return {
         **_identifying_fields(value, path, line),
         "status": status_of(value) if message is None else "failed",
-        "reward": value.get("reward") if message is None else None,
+        "reward": reward if message is None else None,
         "error": None if message is None else error,
         "result": dict(value),
     }
