@@ -248,7 +248,7 @@ JudgeEndpoint = Endpoint | Literal["policy", "none"]
 
 def _release(value: str) -> str:
     """Return a supported release by its full number: `0.7` means 0.7.0 to package indexes too."""
-    return next((each for each in SUPPORTED_NEMO_GYM if value == each.removesuffix(".0")), value)
+    return next((release for release in SUPPORTED_NEMO_GYM if value == release.removesuffix(".0")), value)
 
 
 class RuntimeSettings(Config):
@@ -424,13 +424,13 @@ def refused_by_config(error: BaseException) -> str | None:
 def checked(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Return an async function that raises `ConfigError`, one line, for arguments that do not fit its annotations."""
     validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
-    known = [*inspect.signature(function).parameters]
+    parameters = [*inspect.signature(function).parameters]
 
     @functools.wraps(function)
     async def call(*args: P.args, **settings: P.kwargs) -> T:
-        if unknown := next((name for name in settings if name not in known), None):
-            close = difflib.get_close_matches(unknown, known)
-            hint = f"near names: {', '.join(close)}" if close else f"there are {', '.join(known)}"
+        if unknown := next((name for name in settings if name not in parameters), None):
+            close = difflib.get_close_matches(unknown, parameters)
+            hint = f"near names: {', '.join(close)}" if close else f"there are {', '.join(parameters)}"
             raise ConfigError(f"no setting {unknown!r}; {hint}")
         try:
             return await validated(*args, **settings)
@@ -439,7 +439,7 @@ def checked(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, A
             if error.title == function.__name__:
                 first = error.errors()[0]
                 place, value = first["loc"][0], reprlib.repr(first["input"])
-                line = f"{known[place] if isinstance(place, int) else place}={value}: {first['msg']}"
+                line = f"{parameters[place] if isinstance(place, int) else place}={value}: {first['msg']}"
             if line is None:
                 raise
             raise ConfigError(line) from None

@@ -25,7 +25,7 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
 async def beside(work: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
     """Run tasks beside the body and cancel them when it is done; the first error of either ends both, as itself."""
     async with task_group() as group:
-        tasks = [group.create_task(each) for each in work]
+        tasks = [group.create_task(coroutine) for coroutine in work]
         try:
             yield
         finally:

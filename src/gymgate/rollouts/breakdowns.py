@@ -90,8 +90,8 @@ def _incomplete(result: Result, row: Mapping[str, Any]) -> str | None:
     """SWE-bench's own scoring reports a patch that does not apply in the same way, so it has to name an error of its sandbox."""
     if result.get("evaluation_completed") is not False or "evaluation_completed" in row:
         return None
-    named = (result.get("error"), result.get("verifier_error"), _at(result, _SCORING_SANDBOX))
-    reason = next((str(each) for each in named if each), None)
+    errors = (result.get("error"), result.get("verifier_error"), _at(result, _SCORING_SANDBOX))
+    reason = next((str(error) for error in errors if error), None)
     if reason is None and "model_patch" not in result:
         reason = _last_line(result.get("test_output")) or "no output of its tests"
     return reason
@@ -117,7 +117,7 @@ def _code_runner(result: Result, row: Mapping[str, Any]) -> str | None:
 def _vibench_plan(result: Result, row: Mapping[str, Any]) -> str | None:
     """An app that cannot be seeded is the policy's. A plan that was seeded and has no report counts as 0 all the same."""
     plans = result.get("results") if "test_plans_graded" in result and "results" not in row else None
-    broken = [each for each in plans or () if _at(each, "error") and not _at(each, "seeding_failed")]
+    broken = [plan for plan in plans or () if _at(plan, "error") and not _at(plan, "seeding_failed")]
     return f"{broken[0].get('test_plan')}: {_last_line(broken[0]['error'])}" if broken else None
 
 

@@ -87,9 +87,9 @@ def translated(
     """
     if not isinstance(items, History):
         return translate(0, len(items) if isinstance(items, list) else 0)
-    known = items.known_translations.get(form)
-    marks = [] if known is None else [mark for mark in known.marks if mark[0] <= items.shared]
-    first, kept = marks[-1] if marks else (0, 0)
+    previous = items.known_translations.get(form)
+    marks = [] if previous is None else [mark for mark in previous.marks if mark[0] <= items.shared]
+    first, reused = marks[-1] if marks else (0, 0)
     stops = [len(items)]
     if revised:
         earlier = range(len(items) - revised, first, -1)
@@ -99,18 +99,18 @@ def translated(
         new += translate(first, stop)
         first = stop
         if stop and is_settled(items[stop - 1]):
-            marks.append((stop, kept + len(new)))
-    result = History(new) if known is None or not kept else _continued(known, kept, new)
+            marks.append((stop, reused + len(new)))
+    result = History(new) if previous is None or not reused else _continued(previous, reused, new)
     result.marks = marks[-MARKS:]
     items.translations[form] = result
     return result
 
 
-def _continued(known: History, kept: int, new: list[Any]) -> History:
-    """Return the first `kept` items and the new ones. What was sent in another form may be translated to the same."""
-    pairs = zip(known[kept:], new, strict=False)
+def _continued(previous: History, reused: int, new: list[Any]) -> History:
+    """Return the first `reused` items and the new ones. What was sent in another form may be translated to the same."""
+    pairs = zip(previous[reused:], new, strict=False)
     again = sum(1 for _ in takewhile(lambda pair: codec.dumps(pair[0]) == codec.dumps(pair[1]), pairs))
-    return History([*known[: kept + again], *new[again:]], known, kept + again)
+    return History([*previous[: reused + again], *new[again:]], previous, reused + again)
 
 
 class _Seen(NamedTuple):
@@ -196,11 +196,11 @@ def _common(earlier: Digest | History | None, later: Digest | History) -> int:
     return int(earlier == later)
 
 
-def _addition(value: Any, known: Digest | History, earlier: Digest | History | None) -> dict[str, Any]:
-    """Return what a field adds to the `earlier` one of that name; `known` is the value's digest, if it is no `History`."""
-    if not isinstance(known, list) or not isinstance(earlier, list):
-        return {} if known == earlier else {"value": value}
-    count = _common(earlier, known)
+def _addition(value: Any, digest: Digest | History, earlier: Digest | History | None) -> dict[str, Any]:
+    """Return what a field adds to the `earlier` one of that name; `digest` is the value's, if it is no `History`."""
+    if not isinstance(digest, list) or not isinstance(earlier, list):
+        return {} if digest == earlier else {"value": value}
+    count = _common(earlier, digest)
     if count == len(value) == len(earlier):
         return {}
     return {"items": count, "value": value[count:]} if count else {"value": value}

@@ -62,10 +62,10 @@ def line_index(path: Path) -> LineIndex:
     return _open(file, status) or _build(path, status)
 
 
-def _open(kept: Path, status: os.stat_result) -> LineIndex | None:
-    """Open the kept index, if it is complete and the file has not changed since."""
+def _open(stored: Path, status: os.stat_result) -> LineIndex | None:
+    """Open the stored index, if it is complete and the file has not changed since."""
     try:
-        with kept.open("rb") as file:
+        with stored.open("rb") as file:
             words = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).cast("Q")
     except (OSError, ValueError, TypeError):
         return None

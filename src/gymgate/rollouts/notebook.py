@@ -41,8 +41,8 @@ def html_text(text: str) -> str:
 def _entries(entries: list[Entry]) -> Iterator[str]:
     half = MOST_ENTRIES // 2
     left_out = len(entries) - 2 * half
-    shown = entries if left_out <= 0 else [*entries[:half], *entries[-half:]]
-    for number, entry in enumerate(shown):
+    excerpt = entries if left_out <= 0 else [*entries[:half], *entries[-half:]]
+    for number, entry in enumerate(excerpt):
         if number == half and left_out > 0:
             yield f"<p>{left_out} entries are left out</p>"
         role = html_text(f"{cut(entry.role, 100)} ({len(entry.text)} characters)")

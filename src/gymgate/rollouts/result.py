@@ -129,11 +129,11 @@ def reward_parts(result: Mapping[str, Any]) -> dict[str, float]:
 
     They are the entries of `reward_components` or `verifier_rewards`, and the numbers called `reward_...`.
     """
-    named = {name: result[name] for name in result if name.startswith(PART_PREFIX)}
+    parts = {name: result[name] for name in result if name.startswith(PART_PREFIX)}
     for field in PARTS:
         value = result.get(field)
-        named |= value if isinstance(value, dict) else {}
-    return {str(name): part for name, value in named.items() if (part := number(value)) is not None}
+        parts |= value if isinstance(value, dict) else {}
+    return {str(name): part for name, value in parts.items() if (part := number(value)) is not None}
 
 
 def metrics(result: Mapping[str, Any]) -> dict[str, float]:

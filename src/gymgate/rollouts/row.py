@@ -59,10 +59,10 @@ def make_row(data: dict[str, Any], source: str, line: int) -> Row:
 
 def input_items(params: Mapping[str, Any]) -> list[Any]:
     """Return the items of a request's `input`: messages, calls, their outputs. A text is one message of the user."""
-    given = params.get("input")
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return list(given) if isinstance(given, list | tuple) else []
+    value = params.get("input")
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def row_key(data: Mapping[str, Any]) -> str:

@@ -18,14 +18,14 @@ class Entry(NamedTuple):
 
 def transcript(result: Any) -> list[Entry]:
     """The input and the output of the agent's last response, from a rollout's result."""
-    given, answered = items_of(result)
-    return [*entries_of(given), *entries_of(answered)]
+    asked, answered = items_of(result)
+    return [*entries_of(asked), *entries_of(answered)]
 
 
 def items_of(result: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Return the items of a result's input and of the agent's last response, without those of another form."""
-    given = _within(result, "responses_create_params", "input")
-    message = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    value = _within(result, "responses_create_params", "input")
+    message = [{"role": "user", "content": value}] if isinstance(value, str) else value
     return _items(message), _items(_within(result, "response", "output"))
 
 

@@ -241,11 +241,11 @@ class TokenConversation:
         """Make the ids to show. They extend the call whose messages these continue, the longest one if there are several."""
         messages, tools = list(request["messages"]), request.get("tools") or None
         histories = history_hashes(messages, tools)
-        known = [count for count, history in enumerate(histories[:-1], 1) if history in self._by_history]
-        if known:
-            earlier = self._by_history[histories[known[-1] - 1]]
+        counts = [count for count, history in enumerate(histories[:-1], 1) if history in self._by_history]
+        if counts:
+            earlier = self._by_history[histories[counts[-1] - 1]]
             ids = earlier.prompt_ids(), list(earlier.completion)
-            extended = self.policy.extend(*ids, messages, known[-1], tools)
+            extended = self.policy.extend(*ids, messages, counts[-1], tools)
             if extended is not None:
                 return _Prepared(extended, earlier, histories[-1])
         prompt_ids = self.policy.render(messages, tools)

@@ -106,8 +106,8 @@ def history_hashes(messages: Sequence[Message], tools: list[Any] | None) -> list
 
 def history_hash(history: int, message: Message) -> int:
     """The hash of a history that goes on with `message`."""
-    known = {name: value for name, value in message.items() if value not in (None, [], "")}
-    return hash((history, codec.dumps(known, sort_keys=True)))
+    fields = {name: value for name, value in message.items() if value not in (None, [], "")}
+    return hash((history, codec.dumps(fields, sort_keys=True)))
 
 
 def assistant_message(parsed: Any, name_call: str) -> Message:

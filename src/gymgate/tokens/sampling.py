@@ -176,8 +176,8 @@ async def sample_resuming(
     for attempt in range(MAX_RESUMES):
         async with gate.passing():
             before = version() if version else None
-            shown, rest = [*prompt_ids, *done.token_ids], _rest(sampling, len(done.token_ids))
-            part = await _generate(engine, shown, rest, session)
+            prompt, rest = [*prompt_ids, *done.token_ids], _rest(sampling, len(done.token_ids))
+            part = await _generate(engine, prompt, rest, session)
             if part.policy_version is None and version and before is not None:
                 part = replace(part, policy_version=(before, version()))
         done = join(done, part) if attempt else part

@@ -115,9 +115,9 @@ class SampledCall:
     @classmethod
     def after(cls, earlier: SampledCall | None, turn: TokenTurn) -> SampledCall:
         """A call whose prompt starts with all ids of `earlier`."""
-        known = earlier.seen_count() if earlier else 0
+        shared = earlier.seen_count() if earlier else 0
         logprobs = None if turn.logprobs is None else array("d", turn.logprobs)
-        added, completion = array("I", turn.prompt_ids[known:]), array("I", turn.completion_ids)
+        added, completion = array("I", turn.prompt_ids[shared:]), array("I", turn.completion_ids)
         return cls(earlier, added, completion, logprobs, turn.policy_version)
 
     def turn(self) -> TokenTurn:
@@ -154,12 +154,12 @@ def longest_extended(calls: Sequence[SampledCall], prompt_ids: Sequence[int]) ->
 
     `calls` hold each call after the one it extends.
     """
-    shown = array("I", prompt_ids)
+    prompt = array("I", prompt_ids)
     ends: dict[SampledCall, int] = {}
     for call in calls:
         start = 0 if call.earlier is None else ends.get(call.earlier, -1)
         own = call.added + call.completion
-        if start >= 0 and shown[start : start + len(own)] == own:
+        if start >= 0 and prompt[start : start + len(own)] == own:
             ends[call] = start + len(own)
     return max(ends, key=lambda call: ends[call], default=None)
 
@@ -227,12 +227,12 @@ class _OpenSegment:
 
     def close(self) -> Segment:
         """The training row."""
-        known = any(value is not None for value in self.logprobs)
+        has_logprobs = any(value is not None for value in self.logprobs)
         return Segment(
             prompt_ids=self.prompt_ids,
             completion_ids=self.completion_ids,
             mask=self.mask,
-            logprobs=self.logprobs if known else None,
+            logprobs=self.logprobs if has_logprobs else None,
             policy_version=version_span(self.versions),
         )
 

@@ -85,9 +85,9 @@ class HTTPEngine:
         """Read the body of an answer."""
         raise NotImplementedError
 
-    def _must_agree(self, token_ids: Sequence[int], named: Sequence[Any]) -> None:
+    def _must_agree(self, token_ids: Sequence[int], names: Sequence[Any]) -> None:
         """Check that logprobs which name their ids (`token_id:17`) belong to the ids sampled."""
-        for position, (token, name) in enumerate(zip(token_ids, named, strict=False)):
+        for position, (token, name) in enumerate(zip(token_ids, names, strict=False)):
             if str(name).startswith("token_id:") and name != f"token_id:{token}":
                 raise TokenDataError(
                     f"{self.url}: position {position} holds id {token}, but its logprob is of {name}"
@@ -191,9 +191,9 @@ class SGLangEngine(HTTPEngine):
     def sample(self, answer: dict[str, Any]) -> Sample:
         details = answer["meta_info"]
         entries = details.get("output_token_logprobs")
-        named = None if entries is None else [entry[1] for entry in entries]
-        token_ids = list(answer["output_ids"] if named is None else answer.get("output_ids", named))
-        if named is not None and named != token_ids:
+        sampled = None if entries is None else [entry[1] for entry in entries]
+        token_ids = list(answer["output_ids"] if sampled is None else answer.get("output_ids", sampled))
+        if sampled is not None and sampled != token_ids:
             raise TokenDataError(f"{self.url}: output_ids and the ids of output_token_logprobs differ")
         logprobs = None if entries is None else [entry[0] for entry in entries]
         finish = _finish((details.get("finish_reason") or {}).get("type"))
