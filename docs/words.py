@@ -49,7 +49,7 @@ PHRASES = {
         "a page of Benchmarks",
         1,
     ),
-    VAGUE: Phrase(r"^(?:each|found|given|kept|made|wanted)$", "configs, requested, recording", 90),
+    VAGUE: Phrase(r"^(?:each|found|given|kept|made|wanted)$", "configs, requested, recording", 36),
 }  # fmt: skip
 LABS = ("benchmarks.md", "benchmarks-calls.md", "benchmarks-runs.md", "test-matrix.md", "agreement.md")
 """Pages on what was measured and tried."""

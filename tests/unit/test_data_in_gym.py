@@ -70,7 +70,8 @@ def test_scripts_run_in_a_copy_of_the_release_or_where_the_user_has_them(order: 
     assert directories.script_root("own.py") == directories.roots[0]
     assert directories.find(str(server / "prepare.py")) == directories.workspace / server / "prepare.py"
     assert (
-        directories.find(str(server / "prepare.py"), made=False) == directories.site / server / "prepare.py"
+        directories.find(str(server / "prepare.py"), in_workspace=False)
+        == directories.site / server / "prepare.py"
     )
     with pytest.raises(EndedError, match=r"nowhere\.py"):
         directories.script_root("nowhere.py")

@@ -20,7 +20,7 @@ from gymgate.integrations.skyrl.engine import (
     check_config,
     pinned_sampling,
 )
-from gymgate.integrations.skyrl.outputs import Row, log_entries, reward_of, to_output, to_rows
+from gymgate.integrations.skyrl.outputs import TrainedRow, log_entries, reward_of, to_output, to_rows
 from gymgate.integrations.training.rollouts import SampledRollout, rollout_metrics
 from gymgate.rollouts import Rollout, RolloutError, Timing
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
@@ -53,12 +53,12 @@ def ids(groups: str) -> list[Id]:
 ONE = TokenTurn([1], [2], [-0.5])
 
 
-def rows_of(groups: str, rewards: list[float | None], *, evaluation: bool = False) -> list[Row]:
+def rows_of(groups: str, rewards: list[float | None], *, evaluation: bool = False) -> list[TrainedRow]:
     rollouts = [sampled(ONE) for _ in groups]
     return to_rows(rollouts, ids(groups), rewards, filler_id=EOS, evaluation=evaluation)
 
 
-def shown(rows: list[Row]) -> list[tuple[str, float, bool]]:
+def shown(rows: list[TrainedRow]) -> list[tuple[str, float, bool]]:
     """Group, reward, and whether it is trained on."""
     return [(row.id.instance_id, row.reward, any(row.segment.mask)) for row in rows]
 

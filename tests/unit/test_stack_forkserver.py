@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gymgate.gym.inside import forkserver
-from gymgate.gym.inside.forkserver.forking import ForkServer, has_ended
+from gymgate.gym.inside.forkserver.forking import ForkServer, is_other_end_closed
 from gymgate.gym.inside.processes import (
     SERVER_TAG,
     descendants,
@@ -122,7 +122,7 @@ def test_orders_are_taken_whole_and_kill_only_its_own_children() -> None:
             line = json.dumps(order).encode() + b"\n"
             for piece in (line[:5], line[5:]):
                 ours.sendall(piece)
-                assert not has_ended(theirs)
+                assert not is_other_end_closed(theirs)
                 assert server.receive()
         assert json.loads(ours.recv(1000)) == {"event": "pong"}
         for end in (server.wakeup, server.waker):

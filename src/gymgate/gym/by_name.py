@@ -50,5 +50,5 @@ def replay_of(environments: Sequence[Environment]) -> ReplayEndpoint:
                 "-b http://host:8000/v1, or recordings: --replay-file FILE"
             )
     return ReplayEndpoint(
-        rollouts=tuple(str(file.path) for each in environments for file in each.recordings())
+        rollouts=tuple(str(file.path) for environment in environments for file in environment.recordings())
     )

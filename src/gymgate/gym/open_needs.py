@@ -48,13 +48,13 @@ def require_needs(
     recorded rollouts answer for the policy, which they cannot do for a judge. `option` gives judges endpoints, in place
     of `--judge`.
     """
-    named = {name for name, _ in stack.models}
+    answered = {name for name, _ in stack.models}
     for spec, environment in zip(stack.environments, environments, strict=True):
         if spec.agent is None and not spec.overrides:
             _require_sandbox(spec, environment, stack.runtime)
             judges = dict(environment.config(spec.config).judges)
             hint = REPLAYED_JUDGES.format(environment.known_as) if replayed else ""
-            refuse_unanswered(environment.name, judges, named, option=option, hint=hint)
+            refuse_unanswered(environment.name, judges, answered, option=option, hint=hint)
 
 
 def _require_sandbox(spec: EnvironmentConfig, environment: Environment, runtime: RuntimeConfig) -> None:

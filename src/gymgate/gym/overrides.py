@@ -65,5 +65,5 @@ def _names(config: Node, roots: Sequence[Path]) -> Iterator[set[str]]:
     servers = [root / server.kind / server.type for server in servers_of(config) for root in roots]
     for directory in (*servers, *(root / name for root in roots for name in _CODE)):
         for file in own_files(directory, (".py", ".yaml", ".yml")):
-            found = _NAMES.findall(file.read_text(errors="replace"))
-            yield {file.parent.name, *(name for names in found for name in names if name)}
+            matches = _NAMES.findall(file.read_text(errors="replace"))
+            yield {file.parent.name, *(name for names in matches for name in names if name)}

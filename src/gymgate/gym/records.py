@@ -25,7 +25,7 @@ def answer_fields() -> Mapping[str, str]:
         oracle = record.get("oracle") or {}
         if oracle.get("solved") and oracle.get("field"):
             fields.setdefault(record["environment"], set()).add(oracle["field"])
-    return {name: known.pop() for name, known in fields.items() if len(known) == 1}
+    return {name: paths.pop() for name, paths in fields.items() if len(paths) == 1}
 
 
 def missing_answer(environment: str | None, row: Row) -> str | None:

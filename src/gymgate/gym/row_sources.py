@@ -199,11 +199,11 @@ def _one_split(loaded: Any, split: str | None, source: str) -> Any:
             raise ConfigError(f"{source!r}: the saved dataset has no splits; leave out {split!r}")
         return loaded
     names = list(loaded)
-    wanted = split or (names[0] if len(names) == 1 else "train")
-    if wanted not in loaded:
+    chosen = split or (names[0] if len(names) == 1 else "train")
+    if chosen not in loaded:
         what = f"no split {split!r}" if split else "several splits"
         raise ConfigError(f"{source!r} has {what}; append one of: {', '.join(':' + name for name in names)}")
-    return loaded[wanted]
+    return loaded[chosen]
 
 
 def _without_padding(data: Any) -> dict[str, Any]:

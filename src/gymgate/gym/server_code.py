@@ -69,8 +69,8 @@ def own_files(directory: Path, suffixes: tuple[str, ...] = (".py",)) -> Iterator
         yield from (Path(parent, name) for name in files if name.endswith(suffixes))
 
 
-def component_roots(config_files: Iterable[Path], named: Iterable[str], site: Path) -> list[Path]:
+def component_roots(config_files: Iterable[Path], user_roots: Iterable[str], site: Path) -> list[Path]:
     """Return where servers are looked for: the user's roots, the trees around the config files, the installed nemo-gym."""
     kinds = (AGENTS, RESOURCES, ENVIRONMENT_SERVERS)
     around = (root for path in config_files for root in roots_around(path, kinds))
-    return [*(Path(root).expanduser().absolute() for root in named), *dict.fromkeys(around), site]
+    return [*(Path(root).expanduser().absolute() for root in user_roots), *dict.fromkeys(around), site]

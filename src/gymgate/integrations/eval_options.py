@@ -96,8 +96,8 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
     def _fits(self) -> Self:
         names = self.environment_names()
         single = {"config": self.config, "agent": self.agent, "overrides": self.overrides or None}
-        if len(names) != 1 and (given := [key for key, value in single.items() if value is not None]):
-            raise ValueError(f"{', '.join(given)} needs one env, not {len(names)} ({', '.join(names)})")
+        if len(names) != 1 and (settings := [key for key, value in single.items() if value is not None]):
+            raise ValueError(f"{', '.join(settings)} needs one env, not {len(names)} ({', '.join(names)})")
         holds_key = (
             name
             for name, value in self.models.items()

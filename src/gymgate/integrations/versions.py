@@ -32,12 +32,12 @@ def require(extra: Literal["nemogym", "inspect", "openenv"]) -> None:
     sdk = SDKS[extra]
     for name, oldest in {sdk.package: sdk.oldest, **NEEDED_TOO.get(extra, {})}.items():
         try:
-            found = metadata.version(name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             raise MissingExtraError(f"{name} is not installed; {install}") from None
-        if Version(found) < Version(f"{oldest}.dev0"):
+        if Version(installed) < Version(f"{oldest}.dev0"):
             raise MissingExtraError(
-                f"{name} {found} is installed, but {needed_by} needs {oldest} or later; {install}"
+                f"{name} {installed} is installed, but {needed_by} needs {oldest} or later; {install}"
             )
     warn_if_untested(extra)
 

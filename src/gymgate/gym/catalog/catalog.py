@@ -68,16 +68,16 @@ class Catalog:
         if self._scanned is None:
             if progress is not None:
                 progress(f"reading the configs of nemo-gym {self.version}")
-            found = filter(None, (self._at(path, kind) for kind, path in self._directories()))
-            self._scanned = sorted(found, key=lambda item: (item.name, PACKAGED_KINDS.index(item.kind)))
+            readable = filter(None, (self._at(path, kind) for kind, path in self._directories()))
+            self._scanned = sorted(readable, key=lambda item: (item.name, PACKAGED_KINDS.index(item.kind)))
         return list(self._scanned)
 
     def agents(self) -> list[Environment]:
         """Return the release's agents that ship data, as environments, sorted by name."""
         if (release := self._shipped()) is not None:
             return [item for item in release if item.kind == AGENT_KIND and _ships_data(item)]
-        found = (self._at(path, AGENT_KIND) for path in sorted((self.site / AGENT_KIND).glob("*/")))
-        return [agent for agent in found if agent is not None and _ships_data(agent)]
+        candidates = (self._at(path, AGENT_KIND) for path in sorted((self.site / AGENT_KIND).glob("*/")))
+        return [agent for agent in candidates if agent is not None and _ships_data(agent)]
 
     def _shipped(self) -> list[Environment] | None:
         """Return the shipped scan of this release; `None` for a checkout, whose files may change at any time."""
@@ -102,7 +102,7 @@ class Catalog:
         environment = self._environment(name)
         names = (configs,) if isinstance(configs, str) else tuple(configs or ())
         # The environment's own configs come before files of that name; one of them alone is there already.
-        paths = [self._config_file(environment, each) for each in names]
+        paths = [self._config_file(environment, config_name) for config_name in names]
         if not names or (len(names) == 1 and any(config.path == paths[0] for config in environment.configs)):
             return environment
         around = dict.fromkeys(root for path in paths for root in roots_around(path, _KINDS))
@@ -138,10 +138,10 @@ class Catalog:
         """Return the environment as `find` does, to read about it. What ships with gymgate need not be installed."""
         self.refuse_unknown(name)
         # A user's own environment may have the name of a packaged one, and an installed release tells what data is there.
-        found = None if self._is_here or self._own_roots else self._in_scan(name)
-        names = {config.name for config in found.configs} if found is not None else set()
-        if found is not None and len(configs) <= 1 and {*configs} <= names:
-            return found
+        environment = None if self._is_here or self._own_roots else self._in_scan(name)
+        names = {config.name for config in environment.configs} if environment is not None else set()
+        if environment is not None and len(configs) <= 1 and {*configs} <= names:
+            return environment
         return self.find(name, configs)
 
     def refuse_unknown(self, name: str) -> None:
@@ -152,7 +152,7 @@ class Catalog:
             return
         own = (root / kind / bare for root in self._own_roots for kind in kinds)
         paths = (base / path for base in (Path.cwd(), *self._own_roots))
-        if self._in_scan(name) is None and not any(each.exists() for each in (*own, *paths)):
+        if self._in_scan(name) is None and not any(candidate.exists() for candidate in (*own, *paths)):
             raise ConfigError(self._unknown(name))
 
     @property
@@ -162,8 +162,8 @@ class Catalog:
 
     def _in_scan(self, name: str) -> Environment | None:
         kinds, bare = _kinds_of(name)
-        found = {(item.kind, item.name): item for item in self._shipped() or ()}
-        return next((found[kind, bare] for kind in kinds if (kind, bare) in found), None)
+        release = {(item.kind, item.name): item for item in self._shipped() or ()}
+        return next((release[kind, bare] for kind in kinds if (kind, bare) in release), None)
 
     def _config_file(self, environment: Environment, name: str) -> Path:
         """Return the file of one of an environment's configs, else the file at that path."""
@@ -171,8 +171,8 @@ class Catalog:
             if name.removesuffix(".yaml") in (config.name, config.path.stem):
                 return config.path
         bases = (Path.cwd(), *self.roots)
-        found = (base / Path(name).expanduser() for base in bases)
-        path = next((path for path in found if path.is_file()), None)
+        candidates = (base / Path(name).expanduser() for base in bases)
+        path = next((path for path in candidates if path.is_file()), None)
         if path is None:
             choices = ", ".join(config.name for config in environment.configs)
             raise ConfigError(
@@ -194,8 +194,8 @@ class Catalog:
         if bare and "/" not in bare and not bare.startswith("."):
             for kind in kinds:
                 for root in self.roots:
-                    if found := self._at(root / kind / bare, kind):
-                        return found
+                    if environment := self._at(root / kind / bare, kind):
+                        return environment
         return self._user_environment(name)
 
     def _at(self, path: Path, kind: EnvironmentKind) -> Environment | None:
@@ -225,25 +225,25 @@ class Catalog:
         path = Path(name).expanduser()
         # The working directory comes first, as for any command's paths; then what NeMo Gym itself would search.
         candidates = (base / path for base in (Path.cwd(), *self.roots))
-        found = next((candidate for candidate in candidates if candidate.exists()), None)
+        location = next((candidate for candidate in candidates if candidate.exists()), None)
         looks_like_path = os.sep in name or path.suffix in (".yaml", ".yml")
-        if found is None and path.suffix in (".yaml", ".yml"):
+        if location is None and path.suffix in (".yaml", ".yml"):
             raise ConfigError(
                 f"there is no config file {name!r} in {Path.cwd()} or in nemo-gym {self.version}"
             )
-        if not name or found is None or not (looks_like_path or found.is_dir()):
+        if not name or location is None or not (looks_like_path or location.is_dir()):
             raise ConfigError(self._unknown(name))
-        found = found.resolve()
+        location = location.resolve()
         # Its config may name files below the working directory or in the tree around it.
-        around = roots_around(found, _KINDS)
+        around = roots_around(location, _KINDS)
         scanner = self._user_scanner(*around)
-        if not found.is_dir():
-            return scanner.file(found)
-        if (environment := scanner.directory(found, "config")) is not None:
+        if not location.is_dir():
+            return scanner.file(location)
+        if (environment := scanner.directory(location, "config")) is not None:
             return environment
-        below = sorted(path for path in (found / RESOURCES).glob("[!_.]*/") if (path / "configs").is_dir())
+        below = sorted(path for path in (location / RESOURCES).glob("[!_.]*/") if (path / "configs").is_dir())
         if len(below) > 1:
-            paths = ", ".join(f"{name.rstrip('/')}/{path.relative_to(found)}" for path in below)
+            paths = ", ".join(f"{name.rstrip('/')}/{path.relative_to(location)}" for path in below)
             raise ConfigError(f"directory {name!r} has several environments; choose one of: {paths}")
         if not below:
             raise ConfigError(f"no NeMo Gym config in directory {name!r}")
@@ -255,12 +255,12 @@ class Catalog:
 
     def _unknown(self, name: str) -> str:
         if self._is_here:
-            known = sorted({path.name for _, path in self._directories() if any(path.rglob("*.yaml"))})
+            packaged = sorted({path.name for _, path in self._directories() if any(path.rglob("*.yaml"))})
         else:
-            known = sorted({item.name for item in self._shipped() or () if item.kind != AGENT_KIND})
+            packaged = sorted({item.name for item in self._shipped() or () if item.kind != AGENT_KIND})
         beside = Path(name).expanduser().parent.glob("[!_.]*/")
         own = [path.name for path in beside if (path / RESOURCES).is_dir() or (path / "configs").is_dir()]
-        close = near(name.strip("/").rpartition("/")[2], [*own, *known])
+        close = near(name.strip("/").rpartition("/")[2], [*own, *packaged])
         hint = f"near names: {', '.join(close)}" if close else "`gymgate list` shows all"
         return f"no environment {name!r} in nemo-gym {self.version}; {hint}"
 

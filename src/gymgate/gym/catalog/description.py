@@ -89,7 +89,7 @@ def describe_config(config: EnvConfig) -> ConfigDescription:
 
 def describe_sandbox(config: EnvConfig, reference: SandboxReference) -> SandboxDescription:
     """Return how a server chooses its sandbox."""
-    server = next(each for each in config.servers if reference.setting.startswith(f"{each.key}."))
+    server = next(server for server in config.servers if reference.setting.startswith(f"{server.key}."))
     images = [
         value
         for path, value in walk(server.block)

@@ -130,8 +130,8 @@ class EnvConfig:
     def model_servers(self) -> tuple[str, ...]:
         """Model servers other than the policy's that it defines or refers to, sorted."""
         defined = {server.name for server in self.instances if server.kind == MODELS}
-        named = {name for name in model_references(self.servers) if "${" not in name}
-        return tuple(sorted({*defined, *named} - {POLICY, MISSING}))
+        referenced = {name for name in model_references(self.servers) if "${" not in name}
+        return tuple(sorted({*defined, *referenced} - {POLICY, MISSING}))
 
     @property
     def is_self_judged(self) -> bool:
@@ -283,10 +283,10 @@ class Environment:
 
     def _declared_files(self, config: EnvConfig, name: str) -> Iterator[DataFile]:
         """Yield the packaged files of a config's datasets of that name."""
-        named = [dataset for dataset in config.datasets if dataset.name == name]
+        datasets = [dataset for dataset in config.datasets if dataset.name == name]
         if name == "example":
-            named += [dataset for dataset in config.datasets if dataset.type == "example"]
-        for dataset in named:
+            datasets += [dataset for dataset in config.datasets if dataset.type == "example"]
+        for dataset in datasets:
             end = "/" + dataset.path.lstrip("./")
             yield from (file for file in self.data if f"/{file.path.as_posix()}".endswith(end))
 

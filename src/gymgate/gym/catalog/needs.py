@@ -77,8 +77,8 @@ def judges_with_policy(server: ServerInstance) -> bool:
 
 def policy_servers(agent: ServerInstance) -> frozenset[str]:
     """Return the model servers that are an agent's policy: those that its block names, else the usual one."""
-    named = (references(agent.block.get(key)) for key in _OWN_MODEL)
-    servers = frozenset(name for group in named for _, kind, name in group if kind == MODELS)
+    groups = (references(agent.block.get(key)) for key in _OWN_MODEL)
+    servers = frozenset(name for group in groups for _, kind, name in group if kind == MODELS)
     return servers or frozenset({POLICY})
 
 
@@ -120,19 +120,21 @@ def judge_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
 def refuse_unanswered(
     environment: str,
     judges: Mapping[str, str],
-    named: Collection[str],
+    answered: Collection[str],
     *,
     keyless: bool = False,
     option: str | None = None,
     hint: str = "",
 ) -> None:
-    """Raise `NeedMissingError` for each of `judges` (name -> the setting that names it) that is not among `named`, the names
+    """Raise `NeedMissingError` for each of `judges` (name -> the setting that names it) that is not among `answered`, the names
     with an endpoint. `"*"` names all.
 
     `keyless`: their calls carry no rollout key, so the rollout's own policy cannot answer them. `option` gives them endpoints, in
     place of `--judge`.
     """
-    missing = {} if "*" in named else {name: setting for name, setting in judges.items() if name not in named}
+    missing = (
+        {} if "*" in answered else {name: setting for name, setting in judges.items() if name not in answered}
+    )
     if not missing:
         return
     listed = ", ".join(f"{name!r} ({setting})" for name, setting in missing.items())
@@ -140,7 +142,7 @@ def refuse_unanswered(
     first = next(iter(missing))
     key = "" if option else f"MODEL@URL sets a model, --judge-key-var {first}=VAR a key; "
     policy = "" if keyless else "'policy' is the policy itself, "
-    likely = {name: close[0] for name in named if name not in judges and (close := near(name, [*missing]))}
+    likely = {name: close[0] for name in answered if name not in judges and (close := near(name, [*missing]))}
     meant = "".join(f"; did you mean {other!r} by {name!r}?" for name, other in sorted(likely.items()))
     raise NeedMissingError(
         f"environment {environment!r} needs an endpoint for model server {listed}: give {options} ({key}instead of URL, {policy}"

@@ -33,23 +33,23 @@ def stat(pid: int) -> list[str]:
 
 def processes() -> dict[int, tuple[int, int]]:
     """Return pid -> (parent, session)."""
-    found = {}
+    table = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 _, parent, _, session, *_ = stat(int(entry.name))
-                found[int(entry.name)] = (int(parent), int(session))
-    return found
+                table[int(entry.name)] = (int(parent), int(session))
+    return table
 
 
 def descendants(root: int) -> list[int]:
     parents = {pid: parent for pid, (parent, _) in processes().items()}
-    found: list[int] = []
+    below: list[int] = []
     frontier = [root]
     while frontier:
         frontier = [pid for pid, parent in parents.items() if parent in frontier]
-        found.extend(frontier)
-    return found
+        below.extend(frontier)
+    return below
 
 
 def helpers_of(server: int) -> list[int]:

@@ -72,13 +72,13 @@ class ServerInstance(NamedTuple):
     @property
     def called_agents(self) -> tuple[str, ...]:
         """The agents of an environment server, in its order: all settings that refer to one, as NeMo Gym reads them."""
-        named = (
+        names = (
             value.get("name")
             for key, value in self.block.items()
             if isinstance(value, dict)
             and (value.get("type") == AGENTS or (key == AGENT_SERVER and value.get("type") is None))
         )
-        return tuple(dict.fromkeys(str(name) for name in named if name is not None))
+        return tuple(dict.fromkeys(str(name) for name in names if name is not None))
 
     @property
     def attributed_agent(self) -> str | None:
@@ -189,8 +189,8 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
             OmegaConf.update(initial, key.lstrip("+"), value, force_add=True)
         files = Parser().load_extra_config_paths(paths)[1]
         merged = OmegaConf.to_container(OmegaConf.merge(*files, initial), resolve=False)
-        known = {*order["initial"], *(key for file in files for key in file)}
-        known |= {*gym_symbol("NEMO_GYM_RESERVED_TOP_LEVEL_KEYS")}
+        defined = {*order["initial"], *(key for file in files for key in file)}
+        defined |= {*gym_symbol("NEMO_GYM_RESERVED_TOP_LEVEL_KEYS")}
         before = OmegaConf.to_container(
             OmegaConf.merge(*files, OmegaConf.create(order["initial"])), resolve=False
         )
@@ -200,8 +200,8 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
             for key, value in leaves(*pair)
             if not key.startswith("+")
         ]
-        if unknown := unknown_names(merged, known, [key for key, _ in overridden]):
-            servers = ", ".join(sorted({server.name for server in servers_of(merged)} & known))
+        if unknown := unknown_names(merged, defined, [key for key, _ in overridden]):
+            servers = ", ".join(sorted({server.name for server in servers_of(merged)} & defined))
             name = unknown[0].partition(".")[0]
             return {"unknown": f"override {unknown[0]!r}: there is no {name!r}; the config has {servers}"}
         if order["policy"] not in merged:
@@ -301,22 +301,22 @@ def _overlaid(below: Any, above: Any) -> Any:
     return {**below, **above, **common}
 
 
-def unknown_names(merged: Node, known: Container[str], overrides: Iterable[str]) -> list[str]:
-    """Return the dotted keys of overrides that begin with a name that is not `known` and that they alone do not give a meaning.
+def unknown_names(merged: Node, defined: Container[str], overrides: Iterable[str]) -> list[str]:
+    """Return the dotted keys of overrides that begin with a name that is not `defined` and that they alone do not give a meaning.
 
     They give it one if they define a whole server, or if another server refers to the name.
     """
-    named = {server.name for server in servers_of(merged) if server.entrypoint}
-    named |= {name for _, _, name in references(merged)} | interpolated_keys(merged)
-    named |= {reference.name for reference in sandbox_references(merged) if reference.name is not None}
+    in_use = {server.name for server in servers_of(merged) if server.entrypoint}
+    in_use |= {name for _, _, name in references(merged)} | interpolated_keys(merged)
+    in_use |= {reference.name for reference in sandbox_references(merged) if reference.name is not None}
     firsts = ((key, *key.partition(".")[:2]) for key in overrides)
-    return [key for key, first, dot in firsts if dot and first not in known and first not in named]
+    return [key for key, first, dot in firsts if dot and first not in defined and first not in in_use]
 
 
 def undefined_models(merged: Node) -> set[str]:
     """Return model servers that servers refer to and no file defines. The gateway stands in for them as for any other."""
-    named = {name for _, kind, name in references(merged) if kind == MODELS and "${" not in name}
-    return named - {MISSING, *merged}
+    referenced = {name for _, kind, name in references(merged) if kind == MODELS and "${" not in name}
+    return referenced - {MISSING, *merged}
 
 
 def unset(merged: Node) -> tuple[dict[str, str], list[str]]:

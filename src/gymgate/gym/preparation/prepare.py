@@ -58,7 +58,7 @@ def prepare_data(config: PrepareConfig, output: Path, *, progress: Progress = la
                 if needed := preparation.run(runtime):
                     raise SetupError(f"{name}: {', '.join(needed)} cannot be found although it was installed")
         except ConfigError as error:
-            others = [each.known_as for each in _namesakes(catalog, environment, name)]
+            others = [namesake.known_as for namesake in _namesakes(catalog, environment, name)]
             raise ConfigError(f"{error}; or prepare {' or '.join(others)}") if others else error from None
         preparation.refuse_bad_rows()
         manifest = Manifest(

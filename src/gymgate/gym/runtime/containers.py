@@ -55,7 +55,9 @@ def remove_selected(stack: str, selections: Collection[Selection]) -> set[Select
     All had some where docker fails: what there is cannot be known. Blocks.
     """
     try:
-        labels = {each["ID"]: _labels(each["Labels"]) for each in _containers(f"{STACK}={stack}")}
+        labels = {
+            container["ID"]: _labels(container["Labels"]) for container in _containers(f"{STACK}={stack}")
+        }
         matches = {
             selection: [id for id in labels if labels[id].get(selection.label) == selection.value]
             for selection in selections
@@ -79,9 +81,9 @@ def leftovers() -> list[Leftover]:
     except CommandError:
         return []
     return [
-        Leftover(each["ID"], each["Names"], each["Image"], ended is True)
-        for each in containers
-        if (ended := has_ended(_labels(each["Labels"]).get(PROCESS, ""))) is not False
+        Leftover(container["ID"], container["Names"], container["Image"], ended is True)
+        for container in containers
+        if (ended := has_ended(_labels(container["Labels"]).get(PROCESS, ""))) is not False
     ]
 
 

@@ -154,8 +154,8 @@ class Installation:
             if self.recipe.lock
             else {name: f"{name}=={version}" for name, version in before.items() if name != "nemo-gym"}
         )
-        named = {package_of(requirement) for requirement in requested}
-        free = {package: pin for package, pin in locked.items() if package not in named}
+        packages = {package_of(requirement) for requirement in requested}
+        free = {package: pin for package, pin in locked.items() if package not in packages}
         # Once pins are given up, nothing but these keeps the release's own requirements met.
         [release] = metadata.distributions(name="nemo-gym", path=[str(self.site)])
         own = [requirement for requirement in release.requires or () if "extra ==" not in requirement]

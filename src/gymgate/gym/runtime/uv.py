@@ -71,8 +71,8 @@ def run_uv(
     """
 
     def report(line: str) -> None:
-        if progress is not None and (shown := _PROGRESS.match(line)):
-            progress(f"{shown[1].lower()} {shown[2].strip()}")
+        if progress is not None and (match := _PROGRESS.match(line)):
+            progress(f"{match[1].lower()} {match[2].strip()}")
 
     uv = find_uv()
     with tempfile.TemporaryDirectory(prefix="gymgate-") as empty:

@@ -75,9 +75,9 @@ async def _log_of(table: RunTable) -> EvalLog:
     arguments = _task_arguments(settings)
     rollouts = sorted(
         (attempt.rollout() for attempt in table.rollouts(failed=True)),
-        key=lambda each: (
-            *(each.environment, each.task, each.occurrence, each.repeat),
-            -1 if each.seed is None else each.seed,
+        key=lambda rollout: (
+            *(rollout.environment, rollout.task, rollout.occurrence, rollout.repeat),
+            -1 if rollout.seed is None else rollout.seed,
         ),
     )
     epochs: Counter[str] = Counter()
@@ -137,7 +137,7 @@ def _task_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
     if len(sources) == 1:
         arguments["data"] = sources[0]
     if len(names) == 1:
-        shown = shown_settings({"environments": environments})
+        settings_shown = shown_settings({"environments": environments})
         overrides = environments[0].get("overrides") or ()
         overrides = (
             {} if isinstance(overrides, str) else dict(overrides)
@@ -146,7 +146,7 @@ def _task_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
         arguments["overrides"] = {
             name: value
             for name, value in overrides.items()
-            if shown.get(f"environments.0.overrides.{name}") == value
+            if settings_shown.get(f"environments.0.overrides.{name}") == value
         }
     return {name: value for name, value in arguments.items() if value}
 

@@ -51,7 +51,7 @@ class InspectPolicy:
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
         self._context = contextvars.copy_context()
-        self._given: dict[str, tuple[str, Item]] = {}
+        self._originals: dict[str, tuple[str, Item]] = {}
         """By id of an item that the agent got: its text, and the bridge's item in its place."""
 
     async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -89,12 +89,12 @@ class InspectPolicy:
         }
         if tools := body.get("tools"):
             body["tools"] = [_complete_tool(tool) for tool in tools]
-        if isinstance(given := body.get("input"), list):
-            body["input"] = [self._as_given(item) for item in given]
+        if isinstance(items := body.get("input"), list):
+            body["input"] = [self._restored(item) for item in items]
         return {**body, "model": "inspect"}
 
-    def _as_given(self, item: Item) -> Item:
-        text, original = self._given.get(item.get("id") or "", (None, item))
+    def _restored(self, item: Item) -> Item:
+        text, original = self._originals.get(item.get("id") or "", (None, item))
         return original if text == _text(item) else item
 
     def _for_agent(self, response: Response, output: ModelOutput) -> Iterator[Item]:
@@ -113,9 +113,9 @@ class InspectPolicy:
             elif not isinstance(part, ContentText) or part.text or len(items) == 1:
                 yield {key: value for key, value in item.items() if (key, value) != ("namespace", None)}
 
-    def _instead_of(self, item: Item, given: Item) -> Item:
-        self._given[given["id"]] = _text(given), item
-        return given
+    def _instead_of(self, item: Item, replacement: Item) -> Item:
+        self._originals[replacement["id"]] = _text(replacement), item
+        return replacement
 
 
 @asynccontextmanager
@@ -135,7 +135,7 @@ async def _join_text(
     config: GenerateConfig,
 ) -> GenerateInput:
     """Give the model its own texts as it wrote them. Inspect's chat providers begin each part of a list with a new line."""
-    return GenerateInput([_with_plain_text(each) for each in messages], tools, tool_choice, config)
+    return GenerateInput([_with_plain_text(message) for message in messages], tools, tool_choice, config)
 
 
 def _with_plain_text(message: ChatMessage) -> ChatMessage:

@@ -36,25 +36,25 @@ def nemo_gym(env: str | list[str] = DEFAULT_ENVIRONMENT, data: str = DEFAULT_DAT
     Installs nemo-gym if it is not there. Raises, in one line, `ConfigError` or `DataError` for what cannot be loaded and
     `NeedMissingError` for a judge without an endpoint.
     """
-    given = {"env": env, "data": data, **options}
-    chosen = _checked(given)
+    arguments = {"env": env, "data": data, **options}
+    chosen = _checked(arguments)
     require_needs(chosen.run_spec().stack, chosen.find_environments(_show).values(), option=_JUDGES)
     rows = list(eval_rows(chosen, _show))
     return Task(
         dataset=MemoryDataset(run_apart(_samples(rows, chosen)), name=f"{chosen.name}: {data}"),
-        solver=gym_agent(given),
+        solver=gym_agent(arguments),
         scorer=reward(),
         name=chosen.name,
         metadata={"nemo_gym": chosen.gym},
     )
 
 
-def _checked(given: dict[str, Any]) -> EvalOptions:
-    known = [name for name in EvalOptions.model_fields if name not in _OWN]
-    if unknown := next((name for name in given if name not in known), None):
-        raise ConfigError(f"-T {unknown}: no such argument; available: {', '.join(known)}")
+def _checked(arguments: dict[str, Any]) -> EvalOptions:
+    names = [name for name in EvalOptions.model_fields if name not in _OWN]
+    if unknown := next((name for name in arguments if name not in names), None):
+        raise ConfigError(f"-T {unknown}: no such argument; available: {', '.join(names)}")
     try:
-        return EvalOptions.model_validate(given)
+        return EvalOptions.model_validate(arguments)
     except ValidationError as error:
         raise ConfigError(f"-T {validation_message(error)}") from None
 

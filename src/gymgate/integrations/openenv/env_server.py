@@ -86,13 +86,13 @@ class Game:
     ends: set[asyncio.Task[None]] = field(default_factory=set)
     """Ends of episodes that are under way."""
 
-    def index(self, wanted: int | None, seed: int | None) -> int:
-        """Return a row's position: the wanted one, else one by `seed`, else the next. Raises `DataError` if there is none."""
-        if wanted is None:
+    def index(self, position: int | None, seed: int | None) -> int:
+        """Return a row's position: `position`, else one by `seed`, else the next. Raises `DataError` if there is none."""
+        if position is None:
             return (next(self.turns) if seed is None else seed) % len(self.rows)
-        if not 0 <= wanted < len(self.rows):
-            raise DataError(f"index={wanted}: there are rows 0 to {len(self.rows) - 1}")
-        return wanted
+        if not 0 <= position < len(self.rows):
+            raise DataError(f"index={position}: there are rows 0 to {len(self.rows) - 1}")
+        return position
 
     def row(self, position: int) -> Row:
         """Read a row. Raises `DataError` if it names another agent."""
@@ -139,7 +139,7 @@ async def end(episode: Episode) -> None:
         logger.warning("a session was not closed: %s", error)
 
 
-def opening(row: Row) -> list[dict[str, Any]]:
+def opening_messages(row: Row) -> list[dict[str, Any]]:
     """Return a row's conversation in the form of the Responses API, its instructions as a system message."""
     params = row.data["responses_create_params"]
     instructions = params.get("instructions")
@@ -176,12 +176,12 @@ class NeMoGymEnvironment(Environment):  # type: ignore[misc]
         )
         episode = await self._game.episode(self._row)
         try:
-            shown = await episode.open()
+            messages = await episode.open()
         except BaseException:
             await episode.close()
             raise
         self._episode = episode
-        return NeMoGymObservation(messages=[*opening(self._row), *shown])
+        return NeMoGymObservation(messages=[*opening_messages(self._row), *messages])
 
     async def step_async(
         self, action: NeMoGymAction, timeout_s: float | None = None, **_: Any

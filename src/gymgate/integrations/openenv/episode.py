@@ -180,7 +180,7 @@ class GymnasiumEpisode(Episode):
         """See `Episode`."""
         answer = await self.post_for_object("/reset", self.row)
         self._info = _mapping(answer.get("info"))
-        return _shown(answer)
+        return _observation_messages(answer)
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Step:
         """See `Episode`."""
@@ -211,7 +211,7 @@ class GymnasiumEpisode(Episode):
         outputs = [str(output.get("output")) for output in info.get("tool_outputs") or []]
         return Step(
             "\n".join(outputs) if outputs else None,
-            _shown(answer),
+            _observation_messages(answer),
             number(answer.get("reward")),
             self.done,
             {**info, "truncated": truncated},
@@ -240,7 +240,7 @@ def _message(text: str) -> dict[str, Any]:
     }
 
 
-def _shown(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _observation_messages(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     observation = answer.get("observation")
     return [{"role": "user", "content": observation}] if observation else []
 

@@ -36,7 +36,7 @@ def stepwise_environment(
 
     `agent` is an instance name; the default is the config's first agent.
     """
-    agents = {each.name: each for each in config.agents}
+    agents = {server.name: server for server in config.agents}
     refused = f"environment {environment.name!r} cannot be served:"
     if not agents:
         raise ConfigError(f"{refused} config {config.name!r} has no agent")
@@ -50,8 +50,8 @@ def stepwise_environment(
             f"{refused} its agent {chosen.name!r} is a {chosen.type!r}, which runs its own loop; only a client of "
             f"{' or '.join(STEPWISE_AGENTS)} can play the agent's part"
         )
-    owners = [each for each in config.environment_servers if chosen.name in each.called_agents]
-    if several := next((each for each in owners if len(each.called_agents) > 1), None):
+    owners = [server for server in config.environment_servers if chosen.name in server.called_agents]
+    if several := next((server for server in owners if len(server.called_agents) > 1), None):
         raise ConfigError(
             f"{refused} environment server {several.name!r} lets {', '.join(several.called_agents)} talk, and a client can play "
             "one agent only"

@@ -17,7 +17,7 @@ from gymgate.integrations.skyrl.engine import (
     check_config,
     pinned_sampling,
 )
-from gymgate.integrations.skyrl.outputs import Row, log_entries, reward_of, to_output, to_rows
+from gymgate.integrations.skyrl.outputs import TrainedRow, log_entries, reward_of, to_output, to_rows
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.training.sources import row_in
 from gymgate.tokens import TokenPolicy
@@ -90,7 +90,7 @@ class NeMoGymGenerator(GeneratorInterface):  # type: ignore[misc]
         finally:
             await self.client.finish_session(conversation.session)  # its server may get another rollout
 
-    def _rows(self, rollouts: list[SampledRollout], input_batch: Mapping[str, Any]) -> list[Row]:
+    def _rows(self, rollouts: list[SampledRollout], input_batch: Mapping[str, Any]) -> list[TrainedRow]:
         metadata = input_batch["batch_metadata"]
         evaluation = metadata is not None and metadata.training_phase == TRAINING_PHASE_EVAL
         rewards = [
@@ -131,7 +131,7 @@ class NeMoGymGenerator(GeneratorInterface):  # type: ignore[misc]
         return salt
 
 
-def _skyrl_metrics(rows: list[Row]) -> dict[str, Any]:
+def _skyrl_metrics(rows: list[TrainedRow]) -> dict[str, Any]:
     """Return SkyRL's own metrics of the rows of rollouts that have a reward."""
     scored = [row for row in rows if row.stop_reason != "error"]
     if not scored:

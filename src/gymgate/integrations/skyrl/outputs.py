@@ -31,7 +31,7 @@ class TrajectoryId(Protocol):
     """The prompt; its trajectories are a group."""
 
 
-class Row(NamedTuple):
+class TrainedRow(NamedTuple):
     """One trained sequence."""
 
     id: Any
@@ -61,7 +61,7 @@ def to_rows(
     *,
     filler_id: int,
     evaluation: bool = False,
-) -> list[Row]:
+) -> list[TrainedRow]:
     """Return a row for each segment of each rollout that has a reward, in order.
 
     Every row has its rollout's reward; SkyRL reads that of the last one. In training, the only rollout of a group of several
@@ -71,25 +71,25 @@ def to_rows(
     """
     sizes = Counter(id.instance_id for id in ids)
     scored = Counter(id.instance_id for id, reward in zip(ids, rewards, strict=True) if reward is not None)
-    rows: list[Row] = []
+    rows: list[TrainedRow] = []
     for sampled, id, reward in zip(rollouts, ids, rewards, strict=True):
         group = id.instance_id
         if reward is not None:
             alone = not evaluation and sizes[group] > 1 and scored[group] == 1
             rows += _rows_of(sampled, id, reward, filler_id, trained=not alone)
         elif not evaluation and not scored[group]:
-            rows.append(Row(id, filler_segment(filler_id), 0.0, "error"))
+            rows.append(TrainedRow(id, filler_segment(filler_id), 0.0, "error"))
             scored[group] = 1  # one such row for each group
-    return rows or [Row(ids[0], filler_segment(filler_id), math.nan, "error")]
+    return rows or [TrainedRow(ids[0], filler_segment(filler_id), math.nan, "error")]
 
 
 def _rows_of(
     sampled: SampledRollout, id: TrajectoryId, reward: float, filler_id: int, *, trained: bool
-) -> list[Row]:
+) -> list[TrainedRow]:
     segments = sampled.segments or [filler_segment(filler_id, sampled.first_prompt_ids)]
     timing, stop = sampled.rollout.timing, "length" if sampled.rollout.status == "truncated" else "stop"
     return [
-        Row(
+        TrainedRow(
             id,
             segment if trained else masked(segment),
             reward,
@@ -102,7 +102,7 @@ def _rows_of(
     ]
 
 
-def to_output(rows: Sequence[Row], metrics: Mapping[str, Any]) -> dict[str, Any]:
+def to_output(rows: Sequence[TrainedRow], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a `GeneratorOutput`. Raises `TokenDataError` for a sampled id without logprob."""
     return {
         "prompt_token_ids": [row.segment.prompt_ids for row in rows],

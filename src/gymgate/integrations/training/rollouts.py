@@ -203,8 +203,8 @@ def environment_of(row: Mapping[str, Any], agents: Mapping[str, AgentInfo]) -> s
     environments = sorted({agent.environment for agent in agents.values()})
     if name is None and len(environments) == 1:
         return environments[0]
-    known = ", ".join(sorted(agents))
-    raise DataError(f"the row's agent_ref is {name!r}, not an agent of the stack: {known}")
+    names = ", ".join(sorted(agents))
+    raise DataError(f"the row's agent_ref is {name!r}, not an agent of the stack: {names}")
 
 
 def filled_logprobs(segment: Segment) -> list[float] | None:
@@ -214,10 +214,10 @@ def filled_logprobs(segment: Segment) -> list[float] | None:
     """
     if segment.logprobs is None:
         return None
-    known = list(zip(segment.mask, segment.logprobs, strict=True))
-    if any(on and value is None for on, value in known):
+    pairs = list(zip(segment.mask, segment.logprobs, strict=True))
+    if any(on and value is None for on, value in pairs):
         raise TokenDataError("the engine gave logprobs for some sampled ids of a rollout and not for others")
-    return [0.0 if value is None else value for _, value in known]
+    return [0.0 if value is None else value for _, value in pairs]
 
 
 def filler_segment(filler_id: int, prompt_ids: Sequence[int] = ()) -> Segment:

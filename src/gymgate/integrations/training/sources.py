@@ -44,10 +44,10 @@ class WeightedSource(NamedTuple):
         row = self.rows[position]
         if row.agent is None or self.agents is None or row.agent in self.agents:
             return row
-        known = ", ".join(sorted(self.agents))
+        names = ", ".join(sorted(self.agents))
         raise DataError(
             f"{row.source}:{row.line}: agent_ref is {row.agent!r},"
-            f" not an agent of environment {self.environment!r}: {known}",
+            f" not an agent of environment {self.environment!r}: {names}",
             path=row.source,
             line=row.line,
         )
@@ -128,11 +128,13 @@ def open_training_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSo
     Raises `ConfigError` for anything else, and for a source without rows.
     """
     if isinstance(files, Mapping):
-        named = {str(name): _settings(str(name), source) for name, source in files.items()}
-        environments = open_catalog(runtime).environments_of(EnvironmentConfig(name=name) for name in named)
+        settings_of = {str(name): _settings(str(name), source) for name, source in files.items()}
+        environments = open_catalog(runtime).environments_of(
+            EnvironmentConfig(name=name) for name in settings_of
+        )
         sources = [
             _open_source(name, environment, **settings)
-            for (name, environment), settings in zip(environments.items(), named.values(), strict=True)
+            for (name, environment), settings in zip(environments.items(), settings_of.values(), strict=True)
         ]
     else:
         names = [files] if isinstance(files, str) else list(files) if isinstance(files, Iterable) else []

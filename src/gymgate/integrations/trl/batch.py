@@ -109,9 +109,9 @@ class RewardPart:
 
 def check_weights(trainer: Any, weights: Sequence[float]) -> None:
     """Raise `ConfigError` if the trainer does not weigh the spec's reward functions, which come first, by these weights."""
-    given = trainer.reward_weights.tolist()[: len(weights)]
-    if not all(math.isclose(*pair, rel_tol=1e-5) for pair in zip(given, weights, strict=True)):
+    actual = trainer.reward_weights.tolist()[: len(weights)]
+    if not all(math.isclose(*pair, rel_tol=1e-5) for pair in zip(actual, weights, strict=True)):
         raise ConfigError(
-            f"the trainer weighs the parts of the reward by {given}, reward_parts by {list(weights)};"
+            f"the trainer weighs the parts of the reward by {actual}, reward_parts by {list(weights)};"
             " set GRPOConfig(reward_weights=spec.reward_weights)"
         )

@@ -69,14 +69,14 @@ def check_policy(
         except ValidationError as error:
             raise ConfigError(validation_message(error)) from None
         policy = Policy(url, variable, model or "")
-    known = dict(stack.models)
+    configured = dict(stack.models)
     stack, asked = asyncio.run(ask_models(stack, endpoint, 0, log, known=ask))
     if isinstance(asked, HTTPEndpoint):
         policy = policy._replace(model=str(asked.model))
     judges = {
         name: judge.model_dump(exclude_unset=True)
         for name, judge in stack.models
-        if isinstance(judge, HTTPEndpoint) and judge != known[name]
+        if isinstance(judge, HTTPEndpoint) and judge != configured[name]
     }
     require_needs(stack, [*options.find_environments(log).values()], replayed=policy.replayed)
     return policy._replace(judges=judges)

@@ -43,16 +43,16 @@ class _Reporting:
             self._reports = {key: tag for key, tag in self._reports.items() if _group(key) not in ended}
             return batch, metrics
         reports, self._reports = [*self._reports.values()], {}
-        if (found := most_frequent(reports)) is not None:
-            reason, count = found
+        if (most_common := most_frequent(reports)) is not None:
+            reason, count = most_common
             logger.warning("%d of %d rollouts are not trained on: %s", count, len(reports), reason)
         return batch, {**metrics, **log_entries(reports)}
 
     def _collect(self) -> None:
-        found: Mapping[str, dict[str, Any]] = (tq.kv_list(partition_id=PARTITION) or {}).get(PARTITION, {})
-        if found:
-            self._reports.update(found)
-            tq.kv_clear(keys=[*found], partition_id=PARTITION)
+        reports: Mapping[str, dict[str, Any]] = (tq.kv_list(partition_id=PARTITION) or {}).get(PARTITION, {})
+        if reports:
+            self._reports.update(reports)
+            tq.kv_clear(keys=[*reports], partition_id=PARTITION)
 
     def _guarded(self, refill: Callable[[int], Any]) -> Callable[[int], Any]:
         """Return a refill that raises once `MAX_FAILED_BATCHES` batches of groups gave nothing to train on."""
@@ -71,9 +71,9 @@ class _Reporting:
 
     def _explained(self) -> GymgateError | None:
         """Return the most frequent reason not to train on a rollout; `None` if there is none."""
-        if (found := most_frequent(self._reports.values())) is None:
+        if (most_common := most_frequent(self._reports.values())) is None:
             return None
-        reason, count = found
+        reason, count = most_common
         total = f"{count} of the {len(self._reports)} rollouts since the last batch"
         message = f"{total} gave nothing to train on for one reason: {reason}"
         return from_wire({"error": type(reason).__name__, "message": message})

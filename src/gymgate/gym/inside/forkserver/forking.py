@@ -170,7 +170,7 @@ def flush_all() -> None:
             stream.flush()
 
 
-def has_ended(control: socket.socket) -> bool:
+def is_other_end_closed(control: socket.socket) -> bool:
     """Whether the other end of the control socket is closed and has sent nothing."""
     try:
         return not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -186,7 +186,7 @@ def main() -> None:
     sys.argv = sys.argv[:1]
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # while importing; afterwards the end of the orders is enough
-    if has_ended(control):
+    if is_other_end_closed(control):
         return  # the daemon died before the kernel knew whom to tell
     preload()
     prctl(PR_SET_PDEATHSIG, 0)

@@ -33,9 +33,9 @@ class Directories:
         self.is_editable = bool(order["editable"])
         """Whether the release is the user's own, such as a checkout."""
 
-    def find(self, name: str, *, made: bool = True) -> Path | None:
-        """A file that a config names; without `made`, not one that was made in the workspace."""
-        roots = [*self.roots, *([self.workspace] if made else []), self.site]
+    def find(self, name: str, *, in_workspace: bool = True) -> Path | None:
+        """A file that a config names; without `in_workspace`, not one that was made there."""
+        roots = [*self.roots, *([self.workspace] if in_workspace else []), self.site]
         return next((root / name for root in roots if (root / name).exists()), None)
 
     def script_root(self, name: str) -> Path:

@@ -32,7 +32,7 @@ class Fetcher:
         declared = str(source.dataset["jsonl_fpath"])
         if source.origin is not None:
             return Path(declared), source.origin
-        if (there := self.directories.find(declared, made=False)) is not None:
+        if (there := self.directories.find(declared, in_workspace=False)) is not None:
             return there, {"kind": "packaged", "sha256": sha256_of(there)}
         recipe, note = self._recipe(source), FetchNote(self.directories.workspace, declared)
         before = note.read()
@@ -48,7 +48,7 @@ class Fetcher:
     def _recipe(self, source: RawSource) -> dict[str, Any]:
         """Return everything that decides a source's content, except the state of the hub."""
         name = source.dataset.get("prepare_script") or (None if source.huggingface else self._beside(source))
-        script = self.directories.find(str(name), made=False) if name else None
+        script = self.directories.find(str(name), in_workspace=False) if name else None
         return {
             "huggingface": source.huggingface,
             "script": sha256_of(script) if script else None,

@@ -65,21 +65,23 @@ class RowWriter:
     def _agent_in(self, row: dict[str, Any]) -> str:
         """The agent that a row names, if the config has it; otherwise the config's default."""
         reference = row.get("agent_ref")
-        named = reference.get("name") if isinstance(reference, dict) else None
-        return named if named in self._agents else self._default
+        agent = reference.get("name") if isinstance(reference, dict) else None
+        return agent if agent in self._agents else self._default
 
     def _prompt(self, source: RawSource) -> Any:
         """The prompt to fill rows into; `None` if they have their own."""
-        named = source.dataset.get("prompt_config")
-        if not named:
+        prompt_file = source.dataset.get("prompt_config")
+        if not prompt_file:
             return None
-        path = self.directories.find(str(named))
+        path = self.directories.find(str(prompt_file))
         if path is None:
-            raise refusal("ConfigError", f"there is no prompt file {str(named)!r}")
+            raise refusal("ConfigError", f"there is no prompt file {str(prompt_file)!r}")
         try:
             return gym_symbol("load_prompt_config")(str(path))
         except Exception as error:
-            problem = f"{named} is no prompt file (user: ..., system: ...): {' '.join(str(error).split())}"
+            problem = (
+                f"{prompt_file} is no prompt file (user: ..., system: ...): {' '.join(str(error).split())}"
+            )
             raise refusal("ConfigError", problem) from error
 
     def _schema(self, source: RawSource) -> Any:

@@ -71,11 +71,11 @@ def _rows_below(directory: Path) -> dict[Path, int]:
 
 
 def _script(order: dict[str, Any], directories: Directories) -> Path:
-    """The script that was named, else the environment's only one; where it may write beside itself."""
-    named, within = order["script"], _within(order)
+    """The script that was chosen, else the environment's only one; where it may write beside itself."""
+    chosen, within = order["script"], _within(order)
     scripts = (
-        [directory / named for directory in within if (directory / named).is_file()][:1]
-        if named
+        [directory / chosen for directory in within if (directory / chosen).is_file()][:1]
+        if chosen
         else candidates(order)
     )
     if len(scripts) != 1:
@@ -84,7 +84,7 @@ def _script(order: dict[str, Any], directories: Directories) -> Path:
         )
         names = ", ".join(path.name for path in scripts or every if not path.name.startswith("_"))
         several = "several scripts" if scripts else "no script"
-        what = f"no script {named!r}" if named else f"{several} to make data"
+        what = f"no script {chosen!r}" if chosen else f"{several} to make data"
         problem = f"{within[0].name} has {what}; give one with --script: {names or 'none'}"
         raise refusal("ConfigError", problem)
     if directories.site not in scripts[0].parents:
