@@ -77,7 +77,7 @@ def test_a_verifier_that_got_stricter_is_found(tmp_path: Path) -> None:
     command("rescore", base, "-o", strict, "--env", config)
     [environment], flips = (found := compared(base, strict))["environments"], found["flips"]
     assert (environment["pairs"], environment["first"], environment["second"]) == (4, 1.0, 0.5)
-    assert [(flip["row"].rpartition(":")[2], flip["difference"]) for flip in flips] == [("2", -1.0)]
+    assert [(flip["name"].rpartition(":")[2], flip["difference"]) for flip in flips] == [("2", -1.0)]
     settings = json.loads((strict / "run.json").read_text())["settings"]
     assert settings["rescored"]["run"] == str(base)
     assert settings["rescored"]["policy"]["type"] == "replay"
@@ -92,7 +92,7 @@ def test_a_judge_that_changed_its_mind_is_found(tmp_path: Path) -> None:
         assert "needs an endpoint for model server 'a_judge'" in unjudged.stderr
         command(*words, "-o", other, "--judge", f"a_judge=m@{strict}")
     found = compared(base, other)
-    assert [(flip["row"].rpartition(":")[2], flip["difference"]) for flip in found["flips"]] == [("1", -1.0)]
+    assert [(flip["name"].rpartition(":")[2], flip["difference"]) for flip in found["flips"]] == [("1", -1.0)]
 
 
 def test_only_rollouts_whose_judge_failed(tmp_path: Path) -> None:
