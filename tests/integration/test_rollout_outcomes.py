@@ -87,7 +87,7 @@ def own(
     home = directory / "responses_api_agents" / agent_type
     home.mkdir(parents=True)
     (home / "app.py").write_text(AGENT)
-    path = home / "own.yaml"
+    path = home / f"{directory.name}.yaml"  # which is the environment's name
     path.write_text(CONFIG.replace("TYPE", agent_type).replace("NAME", model))
     return EnvironmentConfig(name=str(path), **fields)
 

@@ -102,7 +102,13 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def catalog(*args: Any, **options: Any) -> None:
         raise NothingInstalled("the endpoint is fine")
 
-    for module in ("cli.run_spec", "runs.prepare", "runs.stream", "cli.check", "gym.runtime"):
+    for module in (
+        "cli.run_spec",
+        "runs.collected.prepare",
+        "runs.collected.stream",
+        "cli.check",
+        "gym.runtime",
+    ):
         monkeypatch.setattr(f"gymgate.{module}.open_catalog", catalog)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("GOOD", "good")

@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> Any:
         sys.exit(2 if isinstance(error, OptionError) else 1)
     except OSError as error:
         if error.errno == errno.EMFILE:
-            click.echo(f"gymgate: {error.strerror}; raise `ulimit -n`", err=True)
+            click.echo(f"gymgate: {printable(error.strerror or '')}; raise `ulimit -n`", err=True)
             sys.exit(1)
         if error.errno not in _FULL_OR_TOO_LONG:
             raise
