@@ -129,8 +129,8 @@ async def killed_in_flight(stack: Stack) -> Rollout:
 
 async def test_a_failing_environment_leaves_the_other_five_serving(tmp_path: Path) -> None:
     """One does not start; another is killed while all serve, and comes back."""
-    broken = faulty(tmp_path / "broken", fault="die")
-    others = [EnvironmentConfig(name=faulty(tmp_path / str(n)).name) for n in range(4)]
+    broken = faulty(tmp_path, "broken", fault="die")
+    others = [EnvironmentConfig(name=faulty(tmp_path, f"fine_{n}").name) for n in range(4)]
     names = [SIMPLE, *(each.name for each in others)]
     said: list[str] = []
     async with acquire(stack_config(SIMPLE, broken, *others), progress=said.append) as stack:
@@ -148,7 +148,7 @@ async def test_a_failing_environment_leaves_the_other_five_serving(tmp_path: Pat
 
 
 async def test_a_stack_of_which_nothing_starts_does_not_start(tmp_path: Path) -> None:
-    broken = [faulty(tmp_path / str(n), fault="die") for n in range(2)]
+    broken = [faulty(tmp_path, f"broken_{n}", fault="die") for n in range(2)]
     with pytest.raises(StackStartError, match="no such luck"):
         async with acquire(stack_config(*broken)):
             pass

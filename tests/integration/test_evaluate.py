@@ -50,11 +50,9 @@ def test_a_function_is_evaluated_in_one_call(tmp_path: Path, capfd: pytest.Captu
     assert (evaluation.model, evaluation.run) == ("first_answer", str(run))
     records = evaluation.records()
     assert [*records[0]] == [*COLUMNS, "error"]
-    assert [(each["task"], each["repeat"]) for each in records[:3]] == [
-        ("mcqa:1", 0),
-        ("mcqa:1", 1),
-        ("mcqa:2", 0),
-    ]
+    assert [(each["line"], each["repeat"]) for each in records[:3]] == [(1, 0), (1, 1), (2, 0)]
+    first, again, second = (each["task"] for each in records[:3])
+    assert first == again != second
     assert [each["expected_answer"] for each in records[::2]] == answers()
     assert {each["extracted_answer"] for each in records} == {answers()[0]}
     assert "mcqa" in capfd.readouterr().err  # progress

@@ -221,9 +221,9 @@ def test_a_run_does_not_decide_which_code_runs(tmp_path: Path) -> None:
     code.write_text(f"open({str(started)!r}, 'w')\n{code.read_text()}")
     lines = Path(shutil.copy(base / "rollouts.jsonl", tmp_path / "lines.jsonl"))
     for stored, given, missing in (
-        (base, (), f"--env {config}"),
+        (base, (), "--env PATH"),
         (base, ("--env", config), f"--set {setting}"),
-        (base, ("--set", setting), f"--env {config}"),
+        (base, ("--set", setting), "--env PATH"),
         (lines, (), "--env"),
     ):
         refused = command("rescore", stored, "-o", new, "--judge", "a_judge=none", *given, code=1)

@@ -338,11 +338,12 @@ async def test_rollouts_come_one_by_one_in_python(tmp_path: Path) -> None:
 
 async def test_what_failed_comes_too_once_with_its_error(tmp_path: Path) -> None:
     """A policy that raises loses no rollout: now, and when the same call reads the run from its directory."""
-    calls, broken = Counter[str](), True
+    calls, broken = Counter[str](), asyncio.Event()
+    broken.set()
 
     async def policy(body: dict[str, Any]) -> dict[str, Any]:
         calls["all"] += 1
-        if broken:
+        if broken.is_set():
             raise gymgate.PolicyError("weights are gone", retryable=True)
         return await _policy(body)
 
@@ -361,7 +362,7 @@ async def test_what_failed_comes_too_once_with_its_error(tmp_path: Path) -> None
             assert (rollout.error.type, rollout.attempt) == ("PolicyError", 2)
             assert "weights are gone" in rollout.error.message
     assert await collected(include_finished=False) == []
-    broken = False
+    broken.clear()
     assert [rollout.reward for rollout in await collected(rerun_failed=True)] == [1.0, 1.0]
     assert [rollout.reward for rollout in await collected()] == [1.0, 1.0]
 

@@ -254,21 +254,21 @@ FAULTS = ("silence", "garbage", "not an object", "empty", "drip", "reset", "500"
 VERIFY_FAULTS = (*FAULTS, "no reward", "NaN")
 
 
-def written(directory: Path, config: str) -> Path:
+def written(directory: Path, config: str, name: str = "faulty") -> Path:
     """The path to the config of an environment in `directory`, which is written if it is not there."""
-    home = directory / "resources_servers" / "faulty"
-    path = home / "configs" / "faulty.yaml"
+    home = directory / "resources_servers" / name
+    path = home / "configs" / f"{name}.yaml"
     if not path.exists():
         path.parent.mkdir(parents=True)
         (home / "app.py").write_text(SERVER)
-        path.write_text(config)
+        path.write_text(config.replace("    faulty:\n", f"    {name}:\n"))
     return path
 
 
-def faulty(directory: Path, **settings: Any) -> EnvironmentConfig:
+def faulty(directory: Path, name: str = "faulty", **settings: Any) -> EnvironmentConfig:
     """The environment, which rewards everything with 0.5; `settings` are those of its resources server."""
-    path = written(directory, CONFIG)
-    overrides = tuple((f"faulty.resources_servers.faulty.{key}", value) for key, value in settings.items())
+    path = written(directory, CONFIG, name)
+    overrides = tuple((f"faulty.resources_servers.{name}.{key}", value) for key, value in settings.items())
     return EnvironmentConfig(name=str(path), overrides=overrides)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,22 +104,19 @@ def command(
         ):
             if count:
                 log(f"{stored}: {count} rollouts {what}")
-        spec = _spec(context, run, named, log)
+        stored_environments = {config["name"]: config for config in run.settings.get("environments", ())}
+        spec = _spec(context, run, named, stored_environments, log)
         policy = ReplayEndpoint(rollouts=(str(stored),))
         stack = asyncio.run(ask_models(spec.stack, policy, 0, log))[0]
         catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
         try:
             environments = catalog.environments_of(stack.environments)
         except ConfigError as error:
-            if named or run.settings:
+            if named:
                 raise
             raise ConfigError(f"{error}; for your own, give its path: --env PATH") from error
         _refuse_code_of_run(
-            context,
-            run,
-            named,
-            list(zip(stack.environments, environments.values(), strict=True)),
-            catalog,
+            context, run, named, stack.environments, environments, stored_environments, catalog
         )
         require_needs(stack, environments.values(), replayed=True)
         rescoring = Rescoring(
@@ -155,10 +152,16 @@ def command(
     )
 
 
-def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: Log) -> RunSpec:
+def _spec(
+    context: click.Context,
+    run: StoredRun,
+    named: tuple[str, ...],
+    stored: Mapping[str, Mapping[str, Any]],
+    log: Log,
+) -> RunSpec:
     """Return the stack, limits and pace of the new run: those of the stored one, with the options' values.
 
-    Raises `ConfigError` for an environment that is not known.
+    `stored` are the settings of its environments by name. Raises `ConfigError` for an environment that is not known.
     """
     settings = run.settings
     stack: dict[str, Any] = {}
@@ -170,56 +173,68 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
                 f"{run.path} ran in its own interpreter; give it here to use it: "
                 f"--gym {settings['nemo_gym']}@{interpreter}"
             )
-        stack["environments"] = (
-            [] if named else [_stored_environment(config, run) for config in settings["environments"]]
-        )
         stack["models"] = {
             name: judge for name, judge in settings.get("judges", {}).items() if isinstance(judge, str)
         }
         file["limits"] = settings["limits"]
-    stored = settings.get("environments", ())
-    before = {name: config for config in stored for name in (config["name"], config.get("path"))}
-    names: list[Any] = [_stored_environment(before[name], run) if name in before else name for name in named]
-    if not named and not before:
+    names: list[str] = [*(named or stored)]
+    if not names:
         names = run.environments
         if run.is_gym:
             catalog = catalog_of(context, file, log)
             names = sorted(
                 {environment_of(agent, catalog, str(run.path), "--env ENV") for agent in run.environments}
             )
-    return overridden(context, file, names)
+    spec = overridden(context, file, names)
+    if not stored:
+        return spec
+    found: Iterable[str] = stored
+    if named:  # a path is another name for what the run knows by its own
+        found = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=log).environments_of(
+            spec.stack.environments
+        )
+    kept = (
+        {name: value for name, value in stored.get(known, {}).items() if name != "content"} for known in found
+    )
+    return overridden(
+        context, file, [{**settings, "name": name} for name, settings in zip(names, kept, strict=True)]
+    )
 
 
 def _refuse_code_of_run(
     context: click.Context,
     run: StoredRun,
     named: tuple[str, ...],
-    environments: Sequence[tuple[EnvironmentConfig, Environment]],
+    configs: Sequence[EnvironmentConfig],
+    environments: Mapping[str, Environment],
+    stored: Mapping[str, Mapping[str, Any]],
     catalog: Catalog,
 ) -> None:
     """Refuse files and settings that RUN names and the command line does not: they decide which code runs.
 
-    Raises `ConfigError` with the options that would use them.
+    Raises `ConfigError` with the options that would use them, and for an environment of one's own whose name is the release's.
     """
-    stored = {config.get("path", config["name"]): config for config in run.settings.get("environments", ())}
-    names = [config.name for config, _ in environments]
-    from_options = environment_configs(context, names)
+    from_options = environment_configs(context, [config.name for config in configs])
     missing: list[str] = []
-    for (config, environment), options in zip(environments, from_options, strict=True):
-        prefix = f"{config.name}:" if len(names) > 1 else ""
-        if config.name not in named and not _is_in(environment.path, catalog):
-            missing.append(f"--env {config.name}")
+    for (name, environment), config, options in zip(environments.items(), configs, from_options, strict=True):
+        settings = stored.get(name, {})
+        prefix = f"{config.name}:" if len(configs) > 1 else ""
+        if config.name not in named:
+            if not _is_in(environment.path, catalog):
+                missing.append(f"--env {config.name}")
+            elif environment.path.is_relative_to(catalog.site) and _has_own_code(settings):
+                missing.append(f"--env PATH of your own {name!r}")
         if config.config is not None and options.config is None:
             files = environment.config(config.config).all_files
-            configs = (config.config,) if isinstance(config.config, str) else config.config
+            chosen = (config.config,) if isinstance(config.config, str) else config.config
             missing += [
-                f"--config {name}" for name in configs if not all(_is_in(file, catalog) for file in files)
+                f"--config {each}" for each in chosen if not all(_is_in(file, catalog) for file in files)
             ]
-        sandbox = stored.get(config.name, {}).get("sandbox")
+        sandbox = settings.get("sandbox")
         if sandbox is not None and not is_on_line(context, "sandbox"):
             missing.append(f"--sandbox {sandbox}")
-        settings, repeated = dict(config.overrides), dict(options.overrides)
-        missing += [f"--set {prefix}{key}={value}" for key, value in settings.items() if key not in repeated]
+        overrides, repeated = dict(config.overrides), dict(options.overrides)
+        missing += [f"--set {prefix}{key}={value}" for key, value in overrides.items() if key not in repeated]
     if missing:
         raise ConfigError(
             f"{run.path} names files or settings that decide which code runs; give them here to use them: "
@@ -227,18 +242,11 @@ def _refuse_code_of_run(
         )
 
 
+def _has_own_code(settings: Mapping[str, Any]) -> bool:
+    """Whether an environment of a run, by its settings, was somebody's own, not one of the release with their config."""
+    return any("/" in name for name in settings.get("content", ()))
+
+
 def _is_in(path: Path, catalog: Catalog) -> bool:
     """Whether a file is the release's, or below a directory that the command line gives."""
     return any(path.resolve().is_relative_to(root.resolve()) for root in catalog.roots)
-
-
-def _stored_environment(settings: Mapping[str, Any], run: StoredRun) -> dict[str, Any]:
-    """Return the config of an environment in a run's settings. Raises `ConfigError` if only a stack's server has it whole."""
-    if not isinstance(settings["overrides"], list):
-        raise ConfigError(
-            f"{run.path} ran on a stack server that overrides settings of {settings['name']!r} and keeps their values; "
-            "give the environment: --env ENV"
-        )
-    config = {**settings, "name": settings.get("path", settings["name"])}
-    config.pop("path", None)
-    return config
