@@ -188,13 +188,14 @@ def _spec(
     spec = overridden(context, file, names)
     if not stored:
         return spec
-    found: Iterable[str] = stored
+    kept_under: Iterable[str] = stored
     if named:  # a path is another name for what the run knows by its own
-        found = open_catalog(spec.stack.runtime, spec.stack.component_roots, progress=log).environments_of(
-            spec.stack.environments
-        )
+        kept_under = open_catalog(
+            spec.stack.runtime, spec.stack.component_roots, progress=log
+        ).environments_of(spec.stack.environments)
     kept = (
-        {name: value for name, value in stored.get(known, {}).items() if name != "content"} for known in found
+        {name: value for name, value in stored.get(key, {}).items() if name != "content"}
+        for key in kept_under
     )
     return overridden(
         context, file, [{**settings, "name": name} for name, settings in zip(names, kept, strict=True)]
@@ -223,12 +224,12 @@ def _refuse_code_of_run(
             if not _is_in(environment.path, catalog):
                 missing.append(f"--env {config.name}")
             elif environment.path.is_relative_to(catalog.site) and _has_own_code(settings):
-                missing.append(f"--env PATH of your own {name!r}")
+                missing.append(f"--env PATH, since its {name!r} is not the release's")
         if config.config is not None and options.config is None:
             files = environment.config(config.config).all_files
             chosen = (config.config,) if isinstance(config.config, str) else config.config
             missing += [
-                f"--config {each}" for each in chosen if not all(_is_in(file, catalog) for file in files)
+                f"--config {name}" for name in chosen if not all(_is_in(file, catalog) for file in files)
             ]
         sandbox = settings.get("sandbox")
         if sandbox is not None and not is_on_line(context, "sandbox"):
