@@ -193,12 +193,12 @@ def _spec(
         kept_under = open_catalog(
             spec.stack.runtime, spec.stack.component_roots, progress=log
         ).environments_of(spec.stack.environments)
-    kept = (
+    chosen = (
         {name: value for name, value in stored.get(key, {}).items() if name != "content"}
         for key in kept_under
     )
     return overridden(
-        context, file, [{**settings, "name": name} for name, settings in zip(names, kept, strict=True)]
+        context, file, [{**settings, "name": name} for name, settings in zip(names, chosen, strict=True)]
     )
 
 
