@@ -272,6 +272,18 @@ async def test_calls_that_fail_together_count_once_and_one_call_tries_again() ->
         assert not replica.is_open(due)
 
 
+async def test_a_call_waits_while_other_calls_try_every_replica() -> None:
+    async with pool_of("http://a/v1") as pool:
+        (replica,) = pool.replicas
+        replica.failures = replica.in_flight = 1
+        picking = asyncio.create_task(pool.pick(None))
+        await asyncio.sleep(0)
+        assert not picking.done()
+        replica.failures = replica.in_flight = 0
+        pool._changed.set()
+        assert await picking is replica
+
+
 async def test_other_rollouts_spare_a_replica_that_asked_for_time() -> None:
     async def busy(seen: Seen) -> aiohttp.web.StreamResponse:
         return aiohttp.web.json_response({}, status=429, headers={"Retry-After": "3600"})

@@ -80,7 +80,7 @@ class ReplicaPool:
             cool_downs = [replica.away_until for replica in self.replicas if replica.away_until > now]
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(deadline, *cool_downs) - now):
+                async with asyncio.timeout(min([deadline, *cool_downs]) - now):
                     await self._changed.wait()
 
     async def call(
