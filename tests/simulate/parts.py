@@ -3,8 +3,16 @@
 import gymgate.stack.daemon.process as daemon_module
 from gymgate.core import codec
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
-from gymgate.core.errors import DataError, GymgateError, StackLostError, StackStartError
+from gymgate.core.errors import (
+    ConfigError,
+    DataError,
+    GymgateError,
+    PolicyError,
+    StackLostError,
+    StackStartError,
+)
 from gymgate.core.http_client import HTTPClient, HTTPFailure, Request, Response, _Connection
+from gymgate.gateway.handler import StreamTimes
 from gymgate.gateway.server import Gateway
 from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts import Rollout, RolloutError
@@ -30,6 +38,7 @@ __all__ = [
     "ROLLOUTS",
     "CollectedRollout",
     "Collection",
+    "ConfigError",
     "Daemon",
     "DataError",
     "Gateway",
@@ -42,6 +51,7 @@ __all__ = [
     "Pace",
     "Peer",
     "PlannedRollout",
+    "PolicyError",
     "Reply",
     "Request",
     "Response",
@@ -54,6 +64,7 @@ __all__ = [
     "StackConfig",
     "StackLostError",
     "StackStartError",
+    "StreamTimes",
     "codec",
     "daemon_module",
     "endpoint_from_wire",

@@ -1,9 +1,8 @@
-"""The scenes, by name. A new one is a module with a `SCENE`, and a line here."""
+"""The scenes, by name. A new one is a module with a `SCENE`, and its name here."""
 
 from universes import Scene
 
-from scenes import collect, gateway, http, leases, rpc
+from scenes import collect, collectors, disk, gateway, http, leases, replicas, resends, rpc
 
-SCENES: dict[str, Scene] = {
-    scene.name: scene for scene in (rpc.SCENE, http.SCENE, gateway.SCENE, leases.SCENE, collect.SCENE)
-}
+_MODULES = (rpc, http, replicas, gateway, resends, leases, collect, disk, collectors)
+SCENES: dict[str, Scene] = {module.SCENE.name: module.SCENE for module in _MODULES}

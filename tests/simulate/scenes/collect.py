@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from parts import (
     ROLLOUTS,
     CollectedRollout,
     Collection,
+    DataError,
     HTTPEndpoint,
     Pace,
     PlannedRollout,
@@ -37,6 +38,7 @@ from universes import Scene
 from scenes.faults import one_of, seconds
 
 ROWS, REPEATS = 8, 2
+ALL = ROWS * REPEATS
 CONCURRENCY = 4
 VISITS = 4
 """Callers one after the other; the last stays to the end."""
@@ -48,6 +50,7 @@ class Run(Collection):
     """A run whose stack is scripted, and lost now and then."""
 
     ledger: Ledger = field(kw_only=True)
+    most_losses: int = field(default=3, kw_only=True)
     lost: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     losses: int = field(default=0, init=False)
 
@@ -62,7 +65,7 @@ class Run(Collection):
             losing.cancel()
 
     async def _lose(self, lost: asyncio.Event) -> None:
-        if self.losses < 3 and simloom.sometimes("stack lost", 60):
+        if self.losses < self.most_losses and simloom.sometimes("stack lost", 60):
             await asyncio.sleep(0.5 + seconds("life of the stack", 6.0))
             self.losses += 1
             lost.set()
@@ -95,57 +98,100 @@ class Run(Collection):
         self.ledger.deserved[name] = reward
         return Rollout(id=name, environment="mcqa", agent="a", status="completed", reward=reward)
 
+    def _finish(self, rollout: CollectedRollout) -> None:
+        with self._unless_written(rollout):
+            super()._finish(rollout)
+
+    def _fail(self, rollout: CollectedRollout, *, final: bool) -> None:
+        with self._unless_written(rollout):
+            super()._fail(rollout, final=final)
+
+    @contextlib.contextmanager
+    def _unless_written(self, rollout: CollectedRollout) -> Iterator[None]:
+        """Note that a rollout which could not be written is paid for again."""
+        try:
+            yield
+        except DataError:
+            self.ledger.reasons[name_of(rollout.task, rollout.repeat)] += 1
+            raise
+
 
 def name_of(task: int, repeat: int) -> str:
     return f"{task}/{repeat}"
 
 
 async def play(world: Any, ledger: Ledger) -> None:
+    with directory() as output:
+        given: dict[str, Any] = {}
+        for visit in range(VISITS):
+            run, is_last = new_run(output, ledger), visit == VISITS - 1
+            goes_after = None if is_last or simloom.draw("stays", 2) else simloom.draw("goes after", ALL)
+            with contextlib.suppress(StackLostError):  # twice, and nothing finished in between
+                if (told := await take(run, given, goes_after=goes_after)) is not None:
+                    account(run, told)
+                    return
+
+
+@contextlib.contextmanager
+def directory() -> Iterator[Path]:
+    """Make the directory of a run, in memory, and remove it in the end."""
     output = Path(tempfile.mkdtemp(prefix="gymgate-simulated-", dir=MEMORY))
     try:
-        for visit in range(VISITS):
-            if await collect(output / "run", ledger, stays=visit == VISITS - 1):
-                break
+        yield output / "run"
     finally:
         shutil.rmtree(output, ignore_errors=True)
 
 
-async def collect(output: Path, ledger: Ledger, *, stays: bool) -> bool:
-    """Take the rollouts of the whole run, or go away before its end. Returns whether it came to its end."""
+def new_run(output: Path, ledger: Ledger, *, most_losses: int = 3) -> Run:
+    """Return the run, to begin with or to resume."""
     rows = [
         make_row({"responses_create_params": {"input": str(n)}}, "rows.jsonl", n + 1) for n in range(ROWS)
     ]
-    run = Run(
+    return Run(
         stack=StackConfig(environments=("mcqa",)),
         policy=HTTPEndpoint(base_url="http://127.0.0.1:9/v1", model="m"),
         plan=RolloutPlan([RowSource(rows, "mcqa")], repeats=REPEATS),
         output=output,
         pace=Pace(CONCURRENCY, fsync_s=one_of("fsync", [0.0, 1.0])),
         ledger=ledger,
+        most_losses=most_losses,
     )
-    goes_after = None if stays or simloom.draw("stays", 2) else simloom.draw("goes after", ROWS * REPEATS)
-    told: list[CollectedRollout] = []
-    try:
-        async with contextlib.aclosing(rollouts_of(run)) as rollouts:
-            async for rollout in rollouts:
-                told.append(rollout)
-                if len(told) == goes_after:
-                    simloom.reached("caller goes")
-                    return False
-                if simloom.sometimes("caller is slow", 30):
-                    await asyncio.sleep(seconds("caller", 8.0))
-    except StackLostError:  # twice, and nothing finished in between
-        return False
-    stored = stored_in(output)
-    ledger.stored.update(stored)
+
+
+async def take(
+    run: Run, given: dict[str, Any], *, goes_after: int | None = None
+) -> list[CollectedRollout] | None:
+    """Return the rollouts of a run, those of earlier visits included; `None` if the caller goes away before the end.
+
+    `given` has the rewards of those that callers got so far, and gets those of this one.
+    """
+    told = list[CollectedRollout]()
+    async with contextlib.aclosing(rollouts_of(run)) as rollouts:
+        async for rollout in rollouts:
+            told.append(rollout)
+            name = name_of(rollout.task, rollout.repeat)
+            if given.setdefault(name, rollout.reward) != rollout.reward:
+                raise Violation(f"{name} was given with {given[name]}, and later with {rollout.reward}")
+            if len(told) == goes_after:
+                simloom.reached("caller goes")
+                return None
+            if simloom.sometimes("caller is slow", 30):
+                await asyncio.sleep(seconds("caller", 8.0))
+    if run.in_flight:
+        raise Violation(f"{len(run.in_flight)} rollouts are in flight after the run")
+    return told
+
+
+def account(run: Run, told: list[CollectedRollout]) -> None:
+    """Note what the whole run came to, by its files and by what its last caller was told."""
+    ledger = run.ledger
+    assert run.output is not None
+    ledger.stored.update(stored_in(run.output))
     ledger.told.update(name_of(rollout.task, rollout.repeat) for rollout in told)
     for rollout in told:
         name = name_of(rollout.task, rollout.repeat)
         ledger.ended(name, rollout.reward, failed=None if rollout.error is None else rollout.error.type)
     ledger.asked |= {name_of(task, repeat) for task in range(ROWS) for repeat in range(REPEATS)}
-    if run.in_flight:
-        raise Violation(f"{len(run.in_flight)} rollouts are in flight after the run")
-    return True
 
 
 def stored_in(output: Path) -> list[str]:
