@@ -2,7 +2,7 @@
 
     ./dev python -m benchmarks pairs CHECKOUT [--pairs 10] [--rollouts 300] [--concurrency 20] [--cache DIR]
 
-CHECKOUT is a clone or worktree of the other commit with its `.venv` (`./dev python -V` there makes one). Each measurement is
+CHECKOUT is a clone or worktree of the other commit in which `./dev python -V` made an environment. Each measurement is
 a program of its own that uses only what both have: `import gymgate`, `acquire`, `Stack.run`. Which checkout is first
 alternates. One pair is not counted. Then the ratios this / other of each pair are summed up by their median, and by the two
 order statistics that hold the true median with at least 95% (by the binomial distribution; 10 pairs: second and ninth).
@@ -83,13 +83,19 @@ print(json.dumps(figures))
 """
 
 
+def python_of(checkout: Path) -> Path:
+    """The interpreter that a checkout's `./dev` made; commits up to a13aa8f5 put it into `.venv`."""
+    environments = (checkout / ".venv-dev", checkout / ".venv")
+    return next((path for path in environments if path.exists()), environments[0]) / "bin/python"
+
+
 def measure(checkout: Path, url: str, args: argparse.Namespace) -> dict[str, float]:
     """Return the figures of one checkout. Raises `RuntimeError` if its program fails."""
     here = Path(__file__).parents[1]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if args.cache and checkout != here:
         environment["GYMGATE_CACHE"] = str(args.cache)
-    python = str(checkout / ".venv" / "bin" / "python")
+    python = str(python_of(checkout))
     with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as output:
         settings = [url, str(args.rollouts), str(args.concurrency), str(checkout)]
         printed = _run([python, "-c", PROGRAM, *settings], environment)
@@ -133,8 +139,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--cache", type=Path, help="GYMGATE_CACHE of the other checkout")
     args = parser.parse_args(argv)
     here, other = Path(__file__).parents[1], args.checkout.resolve()
-    if not (other / ".venv" / "bin" / "python").exists():
-        sys.exit(f"benchmarks: {other} has no .venv; `./dev python -V` there makes it")
+    if not python_of(other).exists():
+        sys.exit(f"benchmarks: {other} has no environment; `./dev python -V` there makes it")
     print(describe(), flush=True)
     found: dict[str, list[tuple[float, float]]] = {}
     with scripted_policy() as url:

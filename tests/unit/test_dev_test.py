@@ -1,9 +1,10 @@
-"""What `./dev test` selects, and what its last line says."""
+"""What `./dev test` selects, what its last line says, and which virtual environments `./dev` leaves alone."""
 
 from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +74,17 @@ def test_a_session_is_accounted_for(tmp_path: Path, workers: list[str]) -> None:
     assert (done.returncode, found["counts"]) == (1, {"passed": 1, "failed": 2, "skipped": 1})
     assert found["deselected"] == 1
     assert 0.2 <= found["files"]["test_some.py"]["cpu"] < 2
+
+
+def test_an_environment_that_it_did_not_make_stays(tmp_path: Path) -> None:
+    """Neither README's `.venv` nor a directory that has the name of its own."""
+    for name in ("dev", "pyproject.toml"):
+        shutil.copy(TESTS.parent / name, tmp_path / name)
+    shutil.copytree(TESTS.parent / "locks", tmp_path / "locks")
+    for name in (".venv", ".venv-dev"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("")
+    done = subprocess.run([tmp_path / "dev", "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "dev: .venv-dev is not an environment that ./dev made" in done.stderr
+    assert all((tmp_path / name / "mine").exists() for name in (".venv", ".venv-dev"))
