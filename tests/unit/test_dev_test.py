@@ -84,7 +84,9 @@ def test_an_environment_that_it_did_not_make_stays(tmp_path: Path) -> None:
     for name in (".venv", ".venv-dev"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine").write_text("")
-    done = subprocess.run([tmp_path / "dev", "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [tmp_path / "dev", "--help"], check=False, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1
     assert "dev: .venv-dev is not an environment that ./dev made" in done.stderr
     assert all((tmp_path / name / "mine").exists() for name in (".venv", ".venv-dev"))

@@ -33,6 +33,7 @@ import termios
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple, Self, cast
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -298,7 +299,7 @@ class HTTPClient:
         except TimeoutError as error:
             raise UnreachableError(f"no connection within {within_s:g} s") from error
         except ssl.SSLCertVerificationError as error:
-            raise UnreachableError(str(error), retryable=False) from error
+            raise UnreachableError(_distrusted(error), retryable=False) from error
         except OSError as error:
             raise UnreachableError(_reason(error)) from error
         finally:
@@ -563,9 +564,37 @@ def _too_long(status: int, max_body: int) -> UnusableBodyError:
     return UnusableBodyError(f"holds more than {max_body} bytes", status)
 
 
+_BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+"""Variables that name a file of CA certificates to trust: OpenSSL's, and that of requests."""
+_NO_KNOWN_CA = (18, 19, 20, 21)
+"""OpenSSL's codes for a certificate that no trusted CA signed (X509_V_ERR_* in x509_vfy.h)."""
+
+
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()
+    """Trust the system's certificates or `SSL_CERT_FILE`'s, and `REQUESTS_CA_BUNDLE`'s.
+
+    Raises `UnreachableError` for a file that cannot be read, which OpenSSL would take for an empty one.
+    """
+    context = ssl.create_default_context()
+    for variable in _BUNDLES:
+        if bundle := os.environ.get(variable):
+            try:
+                context.load_verify_locations(**{"capath" if Path(bundle).is_dir() else "cafile": bundle})
+            except OSError as error:
+                raise UnreachableError(
+                    f"{variable}={bundle} holds no certificates that can be read ({_reason(error)})",
+                    retryable=False,
+                ) from error
+    return context
+
+
+def _distrusted(error: ssl.SSLCertVerificationError) -> str:
+    """Why a certificate is not trusted, and what to do where a network has its own CA."""
+    reason = f"its certificate is not trusted: {getattr(error, 'verify_message', '') or error}"
+    if getattr(error, "verify_code", None) not in _NO_KNOWN_CA:
+        return reason
+    return f"{reason}; if your network has its own CA, set SSL_CERT_FILE to its certificate file"
 
 
 def _basic(url: URL) -> str:

@@ -10,7 +10,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from gymgate.core import codec
-from gymgate.core.errors import PolicyError
+from gymgate.core.addresses import without_login
+from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.core.http_client import (
     HTTPClient,
     HTTPFailure,
@@ -132,14 +133,7 @@ class JSONServer:
 
     def _refused(self, response: Response) -> Exception:
         status = response.status
-        body = None
-        try:
-            body = self._masked(codec.parse_bounded(response.body)[0]) if response.body else "nothing"
-            reason = error_text(body)
-        except codec.TooLargeError as error:
-            reason = f"a body that {error}"
-        except ValueError as error:
-            reason = self._described(response, error)
+        body, reason = self.reason(response)
         used_up = is_quota_used_up(status, body)
         advice = " (the quota is used up)" if used_up else self.advice(response)
         failure = self.error(f"answered HTTP {status}{advice}: {reason}", status)
@@ -151,6 +145,16 @@ class JSONServer:
             return Retryable(failure)
         return failure
 
+    def reason(self, response: Response) -> tuple[Any, str]:
+        """Return the body of a refusal, `None` if it cannot be read, and its message on one line; secrets are masked in both."""
+        try:
+            body = self._masked(codec.parse_bounded(response.body)[0]) if response.body else "nothing"
+        except codec.TooLargeError as error:
+            return None, f"a body that {error}"
+        except ValueError as error:
+            return None, self._described(response, error)
+        return body, error_text(body)
+
     def _described(self, response: Response, error: ValueError) -> str:
         """A body that cannot be read: why, or what kind of text it is and how it begins."""
         if "nested" in str(error):
@@ -161,12 +165,17 @@ class JSONServer:
 
 
 async def probe(url: str, client: HTTPClient, headers: Mapping[str, str] | None = None) -> Response | str:
-    """Return the answer to a GET, or why the URL is not ready to be used: it does not answer, or with a status of 5xx."""
+    """Return the answer to a GET, or why the URL is not ready to be used: it does not answer, or with a status of 5xx.
+
+    Raises `ConfigError` where this machine's settings keep it from being reached, such as those of certificates and proxies.
+    """
     try:
         response = await client.send(Request(url, headers, method="GET"), timeout_s=PROBE_S)
     except TimeoutError:
         return f"no answer within {PROBE_S:g} s"
     except (HTTPFailure, ValueError) as error:
+        if isinstance(error, UnreachableError) and not error.retryable:
+            raise ConfigError(f"{without_login(url)}: {error}") from error
         return str(error)
     return f"status {response.status}" if response.status >= 500 else response
 

@@ -113,6 +113,10 @@ class HTTPBackend:
             raise self._server.error(fault, answer.status)
         return BackendAnswer(answer.body, answer.raw, answer.retries)
 
+    def reason(self, response: Response) -> str:
+        """Return the endpoint's own words in a refusal, on one line, without its secrets."""
+        return self._server.reason(response)[1]
+
     async def finish_sessions(self) -> None:
         """Tell the router that the sessions so far are over, if it is to be told. A failure is logged."""
         sessions, self._sessions = self._sessions, set()

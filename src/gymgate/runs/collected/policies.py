@@ -104,7 +104,9 @@ async def _answers(
     answers = await wait_until_ready(endpoint, wait_s, log, judge=judge)
     for url, answer in answers.items():
         if answer.status == 401 or (answer.status == 403 and not endpoint.model):
-            raise ConfigError(f"{url}/models answered {answer.status} ({_credentials(endpoint, judge)})")
+            raise ConfigError(
+                f"{url}/models answered {answer.status} ({_credentials(endpoint, judge)}): {await _words(url, endpoint, answer)}"
+            )
         if answer.status == 404:
             await _refuse_missing_path(url, endpoint, judge)
     for url, answer in answers.items():
@@ -112,6 +114,19 @@ async def _answers(
         if endpoint.model and names and endpoint.model not in names:
             await _refuse_unknown_model(url, endpoint, names, judge)
     return answers
+
+
+async def _words(url: str, endpoint: HTTPEndpoint, answer: Response) -> str:
+    """Return what a replica says of a request that it refused."""
+    async with HTTPClient() as client:
+        return HTTPBackend(_replica(url, endpoint), client).reason(answer)
+
+
+def _replica(url: str, endpoint: HTTPEndpoint) -> HTTPEndpoint:
+    """One replica of an endpoint, to be asked once."""
+    return endpoint.model_copy(
+        update={"base_url": url, "replicas": (), "max_retries": 0, "timeout_s": PROBE_S}
+    )
 
 
 def _credentials(endpoint: HTTPEndpoint, judge: str | None) -> str:
@@ -147,9 +162,7 @@ async def _refuse_unknown_model(
 
 async def _short_call(url: str, endpoint: HTTPEndpoint) -> PolicyError | None:
     """Ask one replica for one token; return how it failed."""
-    one = endpoint.model_copy(
-        update={"base_url": url, "replicas": (), "max_retries": 0, "timeout_s": PROBE_S}
-    )
+    one = _replica(url, endpoint)
     limit, prompt = (
         ("max_tokens", {"messages": [{"role": "user", "content": "."}]})
         if endpoint.dialect == "chat"
