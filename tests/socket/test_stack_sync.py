@@ -21,9 +21,8 @@ from support.upstream import chat_answer, responses_answer
 
 @contextmanager
 def sync_stack(directory: Path) -> Iterator[SyncStack]:
-    loop, contexts = LoopThread(), [serving(directory), joined(directory)]
-    loop.enter()
-    try:
+    contexts = [serving(directory), joined(directory)]
+    with LoopThread() as loop:
         loop.call(contexts[0].__aenter__())
         stack = loop.call(contexts[1].__aenter__())
         try:
@@ -31,8 +30,6 @@ def sync_stack(directory: Path) -> Iterator[SyncStack]:
         finally:
             for context in reversed(contexts):
                 loop.call(context.__aexit__(None, None, None))
-    finally:
-        loop.leave()
 
 
 def test_threads_run_rows_and_ask_the_stack(tmp_path: Path) -> None:
@@ -62,7 +59,6 @@ async def work():
     return 1
 
 loop = LoopThread()
-loop.enter()
 assert loop.call(work()) == 1
 if (pid := os.fork()) == 0:
     try:
@@ -71,6 +67,6 @@ if (pid := os.fork()) == 0:
         os._exit(0)
     os._exit(1)
 assert os.waitpid(pid, 0)[1] == 0
-loop.leave()
+loop.stop()
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)

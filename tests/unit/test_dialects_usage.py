@@ -48,7 +48,6 @@ Json = dict[str, Any]
             {"input_tokens": 3, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 2},
             (3, 2, 0, None),
         ),
-        ("messages", {"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 2}, (7, 2, 4, None)),
         ("responses", {"input_tokens": "many"}, (None, None, None, None)),
         ("chat", {"prompt_tokens": 3, "completion_tokens": -1}, (3, None, None, None)),
     ],
@@ -86,10 +85,6 @@ def test_an_endpoints_own_total_is_kept_and_no_detail_is_missing() -> None:
     [
         ("chat", {"choices": [{"finish_reason": "length"}]}, "length"),
         ("chat", {}, None),
-        ("messages", {"stop_reason": "tool_use"}, "tool_calls"),
-        ("messages", {"stop_reason": "stop_sequence"}, "stop"),
-        ("messages", {"stop_reason": "max_tokens"}, "length"),
-        ("messages", {"stop_reason": None}, None),
         ("responses", {"status": "completed", "output": []}, "stop"),
         ("responses", {"output": [{"type": "function_call"}]}, "tool_calls"),
         (
@@ -142,7 +137,6 @@ BUNDLE = {
             {"output": [{"type": "message", "content": [{"type": "output_text", "logprobs": ENTRIES}]}]},
             (None, [7, 8], [-0.5, -0.25]),
         ),
-        ("messages", {"content": []}, (None, None, None)),
         ("chat", {"choices": [{"message": {"generation_token_ids": [math.inf]}}]}, (None, None, None)),
         (
             "chat",

@@ -12,7 +12,7 @@ from gymgate.gym.row_sources import RowSource
 from gymgate.rollouts.episodes import EpisodeFailure, failed_episode_fields, failure_error, read_episode
 from gymgate.rollouts.result import MAX_MESSAGE
 from gymgate.rollouts.row import make_row, row_key
-from gymgate.rollouts.row_fields import agent_of, environment_server_of, flat_row, row_json, taskset_of
+from gymgate.rollouts.row_fields import agent_of, environment_server_of, flat_row, sent_row
 from gymgate.runs.collected.run import Collection
 from gymgate.runs.described.plan import RolloutPlan
 from gymgate.stack.daemon.routing import episode_request
@@ -51,7 +51,7 @@ async def test_a_row_has_the_same_task_id_from_a_run_as_from_any_other_caller() 
         async def run(
             self, row: Any, *, policy: Any, environment: Any, limits: Any, record_bodies: bool
         ) -> None:
-            bodies.append(row_json(row))
+            bodies.append(sent_row(row).body)
 
     first: dict[str, Any] = {"responses_create_params": {"input": "first"}}
     row: dict[str, Any] = {"responses_create_params": PARAMS}
@@ -93,7 +93,7 @@ def test_a_materialised_row_is_flat_inside_and_goes_out_as_it_came() -> None:
     row = make_row({**task, "_ng_environment_server": "e"}, "rows.jsonl", 1)
     assert row.data["responses_create_params"] == PARAMS
     assert (row.data["task_id"], row.data["answer"], row.agent) == (9, "4", "e")
-    assert taskset_of(row.data) == taskset_of(task) == "t:train"
+    assert sent_row(row.data).taskset == sent_row(task).taskset == "t:train"
     assert requested(row.data)["task"] == task
     assert flat_row(row.data) is row.data
 

@@ -66,10 +66,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> ScriptedVLLM:
 
 @pytest.fixture
 def loop() -> Iterator[LoopThread]:
-    made = LoopThread()
-    made.enter()
-    yield made
-    made.leave()
+    with LoopThread() as made:
+        yield made
 
 
 def serve(

@@ -26,22 +26,18 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[IO[bytes]]:
 
     Raises `DataError` if the file system refuses.
     """
-    scratch: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing_to(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         scratch = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        scratch.chmod(0o666 & ~_umask())
-        scratch.replace(path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}", path=str(path)) from error
-    finally:
-        if scratch is not None:
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            scratch.chmod(0o666 & ~_umask())
+            scratch.replace(path)
+        finally:
             scratch.unlink(missing_ok=True)
 
 
@@ -53,18 +49,24 @@ def filling(path: Path) -> Iterator[Path]:
     """
     if path.exists():
         raise ConfigError(f"{path} exists already; choose another directory")
-    scratch: Path | None = None
+    with writing_to(path):
+        scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        try:
+            yield scratch
+            scratch.chmod(0o777 & ~_umask())
+            scratch.rename(path)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Make the directory that a path is in; an `OSError` here or in the block becomes a `DataError` about the path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-        yield scratch
-        scratch.chmod(0o777 & ~_umask())
-        scratch.rename(path)
+        yield
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}", path=str(path)) from error
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def open_regular(path: Path, buffering: int = -1) -> IO[bytes]:

@@ -285,7 +285,7 @@ class Route:
             answer = await backend.call(upstream, raw=raw if upstream is body else None, session=session)
         except PolicyError as error:
             answer = self._answer_to_overflow(call, backend, upstream, error)
-        usage = usage_of(answer.body, backend.dialect)
+        usage = answer.usage or usage_of(answer.body, backend.dialect)
         named = with_text_ids(answer.body, backend.dialect)
         result = translate_answer(named, body, backend.dialect, dialect, target.memory, usage=usage)
         if self.closed:  # a backend that cannot be cancelled; nothing is recorded any more

@@ -8,14 +8,13 @@ from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
 from gymgate.core import codec
-from gymgate.core.errors import DataError
 from gymgate.gym.catalog import Environment
 from gymgate.gym.records import answer_warning, missing_answer
 from gymgate.gym.row_sources import open_sources
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.rollouts import Row
-from gymgate.rollouts.row import TaskKey
+from gymgate.rollouts.row import TaskKey, row_error
 
 
 class EvalRow(NamedTuple):
@@ -53,7 +52,7 @@ def json_safe(row: Row) -> dict[str, Any]:
     try:
         safe: dict[str, Any] = codec.loads(codec.dumps(row.data))
     except ValueError as error:
-        raise _error(row, f"cannot be written as JSON: {error}") from None
+        raise row_error(f"cannot be written as JSON: {error}", row.source, row.line) from None
     return safe
 
 
@@ -76,7 +75,8 @@ def _rows(options: EvalOptions, progress: Progress) -> Iterator[tuple[str, Row]]
 def _refuse(row: Row, environments: Mapping[str, Environment], agents: Mapping[str, str]) -> NoReturn:
     """Raise `DataError` for a row whose agent the stack does not have; names a config that has it, if there is one."""
     if row.agent is None:
-        raise _error(row, "has no agent_ref, so it could go to any of several environments")
+        reason = "has no agent_ref, so it could go to any of several environments"
+        raise row_error(reason, row.source, row.line)
     others = (
         config.name
         for environment in environments.values()
@@ -85,8 +85,4 @@ def _refuse(row: Row, environments: Mapping[str, Environment], agents: Mapping[s
     )
     other = next(others, None)
     hint = f"it is in config {other!r}" if other else f"the stack has {', '.join(sorted(agents))}"
-    raise _error(row, f"agent {row.agent!r} is not in the stack; {hint}")
-
-
-def _error(row: Row, reason: str) -> DataError:
-    return DataError(f"{row.source}:{row.line}: {reason}", path=row.source, line=row.line)
+    raise row_error(f"agent {row.agent!r} is not in the stack; {hint}", row.source, row.line)

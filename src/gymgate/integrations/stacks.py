@@ -89,14 +89,12 @@ def starting_early(config: StackConfig, progress: Progress) -> Iterator[None]:
     Whoever acquires the same config inside joins the stack. A start that fails is not reported here: the eval, which needs
     the stack, tries again and reports it.
     """
-    loop = LoopThread()
-    loop.enter()
-    lease = loop.submit(_hold(config, progress))
-    try:
-        yield
-    finally:
-        lease.cancel()
-        loop.leave()  # waits until the lease is given back
+    with LoopThread() as loop:  # whose end waits until the lease is given back
+        lease = loop.submit(_hold(config, progress))
+        try:
+            yield
+        finally:
+            lease.cancel()
 
 
 async def _hold(config: StackConfig, progress: Progress) -> None:

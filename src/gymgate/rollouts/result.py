@@ -109,10 +109,9 @@ def measurement_fields(result: dict[str, Any], row: bytes, metadata_key: str) ->
         metadata = part.get("metadata") if isinstance(part, dict) else None
         if isinstance(metadata, dict) and metadata.pop(metadata_key, None) is not None and not metadata:
             result[name].pop("metadata")
-    measured: Mapping[str, Any] = result
-    if reward_parts(result) or metrics(result):  # read the row only now: it may be large
-        repeated = codec.loads(row)
-        measured = {name: value for name, value in result.items() if name not in repeated}
+    numbers = [name for name, value in result.items() if name in PARTS or number(value) is not None]
+    repeated = codec.loads(row) if {*numbers} - {"reward"} else {}  # only then: the row may be large
+    measured = {name: result[name] for name in numbers if name not in repeated}
     return {"reward_parts": reward_parts(measured), "metrics": metrics(measured), "result": result}
 
 

@@ -77,7 +77,7 @@ def row_error(reason: str, source: str, line: int) -> DataError:
 
 
 def _agent_name(data: Mapping[str, Any], source: str, line: int) -> str | None:
-    reference = data.get("agent_ref")
-    if reference is not None and not (isinstance(reference, Mapping) and agent_of(data)):
+    reference, agent = data.get("agent_ref"), agent_of(data)
+    if reference is not None and not (isinstance(reference, Mapping) and agent):
         raise row_error(f'agent_ref must be {{"name": AGENT}}, not {str(reference)[:80]!r}', source, line)
-    return agent_of(data)
+    return agent

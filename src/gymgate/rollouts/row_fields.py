@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from gymgate.core import codec
 from gymgate.core.errors import DataError
@@ -24,15 +24,30 @@ def flat_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**fields, **rest, TASK_ID: task}
 
 
-def row_json(row: Mapping[str, Any]) -> bytes:
-    """Return the row as JSON. Raises `DataError` for a row that no agent can take, or that JSON cannot hold."""
-    row = flat_row(row)
-    if lacking := lacking_params(row):
+class SentRow(NamedTuple):
+    """A row as it goes to the daemon, and what it says of where it is to be run."""
+
+    body: bytes
+    """The flat row as JSON."""
+    agent: str | None
+    """The agent or else the environment server that it names."""
+    environment_server: str | None
+    taskset: str | None
+    """The taskset that it was materialised for."""
+
+
+def sent_row(row: Mapping[str, Any]) -> SentRow:
+    """Read a row that is to be run. Raises `DataError` for one that no agent can take, or that JSON cannot hold."""
+    flat = flat_row(row)
+    if lacking := lacking_params(flat):
         raise DataError(f"row {lacking}")
     try:
-        return codec.dumps(dict(row))
+        body = codec.dumps(dict(flat))
     except ValueError as error:
         raise DataError(f"row cannot be sent as JSON: {error}") from None
+    task = flat.get(TASK_ID)
+    taskset = _name(task.get("taskset")) if isinstance(task, Mapping) else None
+    return SentRow(body, agent_of(row), environment_server_of(row), taskset)
 
 
 def lacking_params(row: Mapping[str, Any]) -> str:
@@ -73,9 +88,3 @@ def environment_server_of(row: Mapping[str, Any]) -> str | None:
 
 def _name(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
-
-
-def taskset_of(row: Mapping[str, Any]) -> str | None:
-    """Return the taskset that a row was materialised for, if it was."""
-    task = flat_row(row).get(TASK_ID)
-    return _name(task.get("taskset")) if isinstance(task, Mapping) else None

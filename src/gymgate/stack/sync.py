@@ -7,7 +7,7 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from gymgate.core.config import RayCluster, StackConfig
 from gymgate.core.errors import StackLostError
@@ -20,22 +20,24 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a daemon thread, from `enter` to `leave`. Any thread may use it meanwhile.
+    """An event loop in a daemon thread, until `stop` or the end of a `with` block. Any thread may use it meanwhile.
 
     Not anyio's blocking portal: that one cancels a task again at each await until the task has ended, and a cancelled
     caller here still waits for the end of what it gives back.
     """
 
-    _loop: asyncio.AbstractEventLoop
-    _thread: threading.Thread
-
-    def enter(self) -> None:
-        """Start the loop."""
+    def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="gymgate-stack")
         self._thread.start()
 
-    def leave(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         """Stop the loop."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -77,12 +79,8 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
 
     Ctrl-C cancels it and waits for its end.
     """
-    loop = LoopThread()
-    loop.enter()
-    try:
+    with LoopThread() as loop:
         return loop.call(work)
-    finally:
-        loop.leave()
 
 
 class SyncStack:
@@ -107,13 +105,9 @@ def acquire_sync(
     config: StackConfig, *, where: RayCluster | None = None, progress: Progress | None = None
 ) -> Iterator[SyncStack]:
     """Acquire a stack for code without an event loop; see `acquire`. `progress` is called from another thread."""
-    loop = LoopThread()
-    loop.enter()
-    try:
+    with LoopThread() as loop:
         stack = loop.call(connect(config, where=where, progress=progress))
         try:
             yield SyncStack(stack, loop)
         finally:
             loop.call(stack.close())
-    finally:
-        loop.leave()

@@ -103,7 +103,8 @@ class ReplicaPool:
             self._changed.set()
         self._note_answer(replica)
         replica.served += 1
-        replica.output_tokens += usage_of(answer.body, backend.dialect).output_tokens or 0
+        answer.usage = usage_of(answer.body, backend.dialect)
+        replica.output_tokens += answer.usage.output_tokens or 0
         answer.details = {**answer.details, "replica": replica.url}
         return answer
 

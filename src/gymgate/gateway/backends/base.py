@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gymgate.core.config import Dialect
+from gymgate.rollouts.record import Usage
 
 PolicyCallable = Callable[[dict[str, Any]], Any]
 """Takes a request dict in the endpoint's dialect and returns an answer, or a coroutine of one: a string, an assistant's message,
@@ -23,6 +24,8 @@ class BackendAnswer:
     retries: int = 0
     details: dict[str, Any] = field(default_factory=dict)
     """Further facts for the call's record (replica, matched recording, ...)."""
+    usage: Usage | None = None
+    """The body's token counts, if the backend has read them."""
 
 
 class Backend(Protocol):

@@ -1,4 +1,4 @@
-"""Reads an answer of any dialect: token counts, the reason why the model stopped, token ids and logprobs."""
+"""Reads an endpoint's answer: token counts, the reason why the model stopped, token ids and logprobs."""
 
 from __future__ import annotations
 
@@ -14,30 +14,16 @@ _MOST_TOKENS = 1 << 32
 
 
 def usage_of(answer: Json, dialect: Dialect) -> Usage:
-    """Return the token counts; `None` where the endpoint gave none. `input_tokens` includes cached ones in every dialect."""
+    """Return the token counts; `None` where the endpoint gave none. `input_tokens` includes cached ones."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return Usage()
-    if dialect == "messages":
-        return _anthropic_usage(usage)
     read, written = ("prompt", "completion") if dialect == "chat" else ("input", "output")
     return Usage(
         input_tokens=_count(usage.get(f"{read}_tokens")),
         output_tokens=_count(usage.get(f"{written}_tokens")),
         cached_tokens=_count(_detail(usage, f"{read}_tokens_details", "cached_tokens")),
         reasoning_tokens=_count(_detail(usage, f"{written}_tokens_details", "reasoning_tokens")),
-    )
-
-
-def _anthropic_usage(usage: Json) -> Usage:
-    """Anthropic counts uncached, cached and newly cached input apart."""
-    cached, read = _count(usage.get("cache_read_input_tokens")), _count(usage.get("input_tokens"))
-    written = _count(usage.get("cache_creation_input_tokens"))
-    return Usage(
-        input_tokens=None if read is None else read + (cached or 0) + (written or 0),
-        output_tokens=_count(usage.get("output_tokens")),
-        cached_tokens=cached,
-        reasoning_tokens=_count(_detail(usage, "output_tokens_details", "thinking_tokens")),
     )
 
 
@@ -129,14 +115,6 @@ def usage_for_messages(counts: Usage) -> Json:
     }
 
 
-_ANTHROPIC_REASONS = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "tool_use": "tool_calls",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "refusal": "content_filter",
-}
 _RESPONSES_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
@@ -145,13 +123,6 @@ def finish_reason_of(answer: Json, dialect: Dialect) -> str | None:
     if dialect == "chat":
         reason = next((choice.get("finish_reason") for choice in objects(answer.get("choices"))), None)
         return None if reason is None else str(reason)
-    if dialect == "messages":
-        reason = answer.get("stop_reason")
-        return None if reason is None else _ANTHROPIC_REASONS.get(str(reason), str(reason))
-    return _responses_reason(answer)
-
-
-def _responses_reason(answer: Json) -> str | None:
     if answer.get("status") not in ("completed", "incomplete", None):
         return None
     reason = part_of(answer, "incomplete_details").get("reason")
@@ -179,11 +150,9 @@ def token_data_of(answer: Json, dialect: Dialect) -> TokenData:
     """Return the token data of an answer as its endpoint gave it.
 
     Chat: vLLM's `return_token_ids` (`prompt_token_ids` of the answer, `token_ids` of the choice) or
-    `return_tokens_as_token_ids` (tokens that read `token_id:17`). Either dialect: NeMo Gym's bundle of
+    `return_tokens_as_token_ids` (tokens that read `token_id:17`). Chat and Responses: NeMo Gym's bundle of
     `prompt_token_ids`, `generation_token_ids`, `generation_log_probs` on the message or the last item.
     """
-    if dialect == "messages":
-        return TokenData(None, None, None)
     prompt, completion, logprobs = _of_chat(answer) if dialect == "chat" else _of_responses(answer)
     return TokenData(_list_of(prompt, int), _list_of(completion, int), _list_of(logprobs, float))
 

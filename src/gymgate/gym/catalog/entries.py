@@ -227,15 +227,15 @@ class Environment:
         simple = any(agent.type == "simple_agent" for agent in config.agents)
         return (not runs, not own_name, not simple)
 
-    def data_file(self, name: str = "example", config: str | None = None) -> DataFile:
-        """Return the packaged file with that stem, file name or dataset name. `config` decides between datasets that
-        share a name. `example` also finds datasets of the type `example`.
+    def data_file(self, name: str = "example") -> DataFile:
+        """Return the packaged file with that stem, file name or dataset name. The default config decides between datasets
+        that share a name. `example` also finds datasets of the type `example`.
 
         Raises `ConfigError` with the choices.
         """
         stem = name.removesuffix(".jsonl")
         files = [
-            *self._declared_files(self.config(config), name),
+            *self._declared_files(self.config(None), name),
             *(file for file in self.data if file.name == stem),
             *(file for file in self.data if file.path.stem == stem),
             *(file for declaring in self.configs for file in self._declared_files(declaring, name)),

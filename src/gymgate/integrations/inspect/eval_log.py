@@ -26,7 +26,7 @@ from inspect_ai.log import (
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput, ModelUsage
 
 from gymgate.core.config import POLICY
-from gymgate.core.errors import DataError
+from gymgate.core.files import writing_to
 from gymgate.integrations.failures import failure_of
 from gymgate.integrations.inspect.scorer import score_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
@@ -58,14 +58,10 @@ def export_log(table: RunTable, output: Path) -> int:
     checked_table(output, (".eval", ".json"))
     log = asyncio.run(_log_of(table))
     recompute_metrics(log)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
-            written = Path(scratch) / output.name
-            write_eval_log(log, str(written))
-            written.replace(output)
-    except OSError as error:
-        raise DataError(f"cannot write {output}: {error.strerror or error}", path=str(output)) from error
+    with writing_to(output), tempfile.TemporaryDirectory(dir=output.parent) as scratch:
+        written = Path(scratch) / output.name
+        write_eval_log(log, str(written))
+        written.replace(output)
     return len(log.samples)
 
 

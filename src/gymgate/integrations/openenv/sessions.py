@@ -84,11 +84,10 @@ class NeMoGymSessionFactory(ResourceSessionFactory):  # type: ignore[misc]
             spec.settings.stack, spec.settings.limits, FailureGuard(GUARDED_ROLLOUTS)
         )
         self._loop = LoopThread()
-        self._loop.enter()
         try:
             self._loop.call(self._runner.ready())
         except BaseException:
-            self._loop.leave()
+            self._loop.stop()
             raise
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> NeMoGymSession:
@@ -109,7 +108,7 @@ class NeMoGymSessionFactory(ResourceSessionFactory):  # type: ignore[misc]
         if isinstance(self.policy.engine, TRLServerEngine):
             self._loop.call(self.policy.engine.close())
         self._loop.call(self._runner.close())
-        self._loop.leave()
+        self._loop.stop()
 
     async def _run(
         self, environment: str, row: Mapping[str, Any], conversation: TokenConversation

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from gymgate.core import codec
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig
-from gymgate.core.errors import ConfigError, DataError
+from gymgate.core.errors import ConfigError
 from gymgate.gym.catalog import Environment
 from gymgate.gym.records import answer_warning, missing_answer
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import open_catalog
 from gymgate.rollouts import Row, blend
-from gymgate.rollouts.row import input_items
+from gymgate.rollouts.row import input_items, row_error
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +45,8 @@ class WeightedSource(NamedTuple):
         if row.agent is None or self.agents is None or row.agent in self.agents:
             return row
         names = ", ".join(sorted(self.agents))
-        raise DataError(
-            f"{row.source}:{row.line}: agent_ref is {row.agent!r},"
-            f" not an agent of environment {self.environment!r}: {names}",
-            path=row.source,
-            line=row.line,
-        )
+        reason = f"agent_ref is {row.agent!r}, not an agent of environment {self.environment!r}: {names}"
+        raise row_error(reason, row.source, row.line)
 
 
 Draw = tuple[int, int]

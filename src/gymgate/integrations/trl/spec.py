@@ -153,7 +153,6 @@ class NeMoGymSpec:
             self._policies[trainer] = make_policy(trainer, self.engine, self.renderer)
         if self._loop is None:
             self._loop = LoopThread()
-            self._loop.enter()
         policy = self._policies[trainer]
         rows = [self.row(prompt) for prompt in prompts]
         serve = policy.engine.serve_until if isinstance(policy.engine, ColocatedEngine) else None
@@ -199,7 +198,7 @@ class NeMoGymSpec:
         loop, runner, policies = self._loop, self._runner, self._policies
         self._reset()
         loop.call(_close(runner, policies.values()))
-        loop.leave()
+        loop.stop()
 
     def __enter__(self) -> NeMoGymSpec:
         return self

@@ -71,6 +71,7 @@ class ReplayServer:
 
     base_url: str
     """The address up to `/v1`."""
+    _loop: LoopThread
 
     def __init__(
         self,
@@ -81,18 +82,17 @@ class ReplayServer:
         runtime: RuntimeConfig | None = None,
     ) -> None:
         self._serving = serve_replay([*recording_files(environments, runtime), *map(str, files)], port=port)
-        self._loop = LoopThread()
 
     def __enter__(self) -> Self:
-        self._loop.enter()
+        self._loop = LoopThread()
         try:
             self.base_url = self._loop.call(self._serving.__aenter__())
         except BaseException:
-            self._loop.leave()
+            self._loop.stop()
             raise
         return self
 
     def __exit__(self, *exc: object) -> None:
         # In order, before the loop stops: cancelled with it, a connection that was just accepted would stay open.
         self._loop.call(self._serving.__aexit__(None, None, None))
-        self._loop.leave()
+        self._loop.stop()

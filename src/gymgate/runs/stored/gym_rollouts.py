@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymgate.core import codec
-from gymgate.core.errors import DataError
 from gymgate.core.files import replacing
 from gymgate.rollouts.breakdowns import breakdown, counts_as_zero
 from gymgate.rollouts.result import status_of
@@ -133,11 +132,10 @@ def _last_failures(beside: Path) -> Iterable[tuple[int, dict[str, Any]]]:
 
 def _numbered(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
     if TASK not in value or ROLLOUT not in value:
-        raise DataError(
-            f"{path}:{line}: not a rollout of gymgate or of NeMo Gym's collector: it lacks row_key, or {TASK} and {ROLLOUT}",
-            path=str(path),
-            line=line,
+        reason = (
+            f"not a rollout of gymgate or of NeMo Gym's collector: it lacks row_key, or {TASK} and {ROLLOUT}"
         )
+        raise line_error(path, line, reason)
     for name in (TASK, ROLLOUT):
         if not isinstance(value[name], int):
             raise line_error(path, line, f"{name} must be a whole number, not {str(value[name])[:80]!r}")

@@ -149,7 +149,7 @@ def find_daemons() -> DaemonOverview:
                 of_other_users += 1
             elif _namespace(pid) != _namespace(os.getpid()):
                 unreachable.add(command.socket_path.parent)
-            elif (daemon := read_daemon(pid)) is not None:
+            elif (daemon := _daemon_of(pid, command)) is not None:
                 reachable.append(daemon)
     unreachable.update(_unreachable_sockets({daemon.command.socket_path for daemon in reachable}))
     reachable.sort(key=lambda daemon: (daemon.ticks, daemon.pid))
@@ -162,14 +162,16 @@ def read_daemon(pid: int) -> DaemonProcess | None:
         command = DaemonCommand.read(arguments_of(pid))
         if command is None or Path(f"/proc/{pid}").stat().st_uid != os.getuid():
             return None
-        if _namespace(pid) != _namespace(os.getpid()):
-            return None
-        log = Path(str(Path(f"/proc/{pid}/fd/1").readlink()).removesuffix(" (deleted)"))
-        if log.parts[-2:] != (command.directory.name, "daemon.log"):
-            return None
-        return DaemonProcess(pid, int(stat(pid)[_STARTED]), command)
+        return _daemon_of(pid, command) if _namespace(pid) == _namespace(os.getpid()) else None
     except OSError:
         return None
+
+
+def _daemon_of(pid: int, command: DaemonCommand) -> DaemonProcess | None:
+    """Return a process with a daemon's command line as a daemon, if it writes to the log of its directory."""
+    log = Path(str(Path(f"/proc/{pid}/fd/1").readlink()).removesuffix(" (deleted)"))
+    is_daemon = log.parts[-2:] == (command.directory.name, "daemon.log")
+    return DaemonProcess(pid, int(stat(pid)[_STARTED]), command) if is_daemon else None
 
 
 async def ask_daemons(daemons: Iterable[DaemonProcess]) -> dict[DaemonProcess, DaemonReport]:

@@ -28,7 +28,7 @@ from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gym.runtime.command import Progress
 from gymgate.rollouts import Rollout
 from gymgate.rollouts.result import failed_rollout
-from gymgate.rollouts.row_fields import agent_of, environment_server_of, row_json, taskset_of
+from gymgate.rollouts.row_fields import sent_row
 from gymgate.stack.client.endpoints import RegisteredEndpoints
 from gymgate.stack.protocol import PROTOCOL, Peer, Reply
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_rollout
@@ -289,16 +289,14 @@ class Stack:
         second after its deadline, even if the daemon has stopped. Raises `ConfigError` and `DataError` for mistakes of
         the caller, and `StackLostError` if the stack is gone.
         """
-        body = row_json(row)
+        sent = sent_row(row)
         limits = limits or RolloutLimits()
-        owner = None if agent else environment_server_of(row)
-        agent = agent or agent_of(row)
+        owner = None if agent else sent.environment_server
+        agent = agent or sent.agent
         rollout_id = checked_id(rollout_id or secrets.token_hex(8))
-        policies = (
-            {"policy": policy} if judge_policy is None else {"policy": policy, "judge_policy": judge_policy}
-        )
-        for model in policies.values():
-            checked_policy(model)
+        policies = {"policy": checked_policy(policy)}
+        if judge_policy is not None:
+            policies["judge_policy"] = checked_policy(judge_policy)
         lease: Lease | None = None
         with contextlib.ExitStack() as in_use:
             message = {
@@ -308,14 +306,14 @@ class Stack:
                 "environment": environment,
                 "agent": agent,
                 "environment_server": owner,
-                "taskset": taskset_of(row),
+                "taskset": sent.taskset,
             }
             try:
                 async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:
                     lease = await self._current_lease()
                     for role, model in policies.items():
                         message[role] = self._endpoint(lease, model, rollout_id, in_use)
-                    reply = await lease.peer.exchange("run", message, body)
+                    reply = await lease.peer.exchange("run", message, sent.body)
                 return unpack_rollout(reply)
             except TimeoutError:
                 if not deadline.expired():
