@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from environment_pages import described, environment_of, known_as, licences, page_name, reproducing
+from environment_pages import described, environment_of, known_as, page_name, reproducing
 from pydantic import Field
 
 import gymgate
 from gymgate.core.config import Config
 from gymgate.quality import CheckResult, Verdict
-from gymgate.quality.record.findings import FindingKind, findings, suspicions
+from gymgate.quality.record.findings import FindingKind, Quote, findings, solvable, suspicions
 from gymgate.quality.record.storage import shipped_records
-from gymgate.quality.sections import OracleReason, ProbeName
+from gymgate.quality.sections import FlaggedRow, OracleReason, ProbeKind, ProbeName
 
 LABS = ("benchmarks.html#", "test-matrix.html#", "agreement.html#")
 """Headings of the pages on what was measured and tried."""
@@ -44,7 +44,17 @@ class IndexedFinding(Config):
     """For a probe's flag: the file of the release that shows why, below its packages."""
     line: int | None = None
     reason: str | None = None
-    """What the code does there."""
+    """What the code does there; only where the command also gives counter-witnesses."""
+    probe_kind: ProbeKind | None = None
+    """What the flag means for a policy."""
+    mean: float | None = None
+    """Mean reward of the probe's answers."""
+    recorded_mean: float | None = None
+    """Mean reward of the recorded answers."""
+    witness: FlaggedRow | None = None
+    """The first row that shows it; `null` if the record has none."""
+    documented: Quote | None = None
+    """Where the release's authors say that it is meant."""
 
 
 class IndexedSuspicions(Config):
@@ -61,8 +71,8 @@ class IndexedOracle(Config):
     """Why it was not tried; `null` if it was."""
     rows: int = 0
     """Rows that were tried."""
-    solved: int = 0
-    """Rows of which some phrasing of it earns the full reward."""
+    solvable: int | None = None
+    """How many of them it or a recorded answer solves: a lower bound. `null`: none was shown to be solvable."""
     accepts: str | None = None
     """Phrasing that earns the full reward in most rows; `null` if none does."""
     asked_for: str | None = None
@@ -93,8 +103,9 @@ class IndexedEnvironment(Config):
     description: str | None
     domain: str | None
     licences: tuple[str, ...]
-    """Of its declared datasets."""
+    """Of the datasets that its configs declare."""
     needs: tuple[str, ...]
+    """Those of its default config, as `gymgate list` shows them."""
     verdict: Verdict
     detail: str
     """Why the verdict is not `match`."""
@@ -161,15 +172,16 @@ def make_index(records: Iterable[CheckResult]) -> Index:
 
 def indexed(record: CheckResult) -> IndexedEnvironment:
     environment = environment_of(record)
-    oracle, data, policy = record.oracle, record.data, record.policy
+    oracle, data, policy, shown = record.oracle, record.data, record.policy, solvable(record)
+    answers = record.probes.answers if record.probes else {}
     return IndexedEnvironment(
         name=record.environment,
         kind=record.kind,
         nemo_gym=record.nemo_gym,
         description=described(record),
         domain=environment.domain,
-        licences=licences(environment),
-        needs=record.needs,
+        licences=environment.licences,
+        needs=environment.need_kinds,
         verdict=record.verdict,
         detail=record.detail,
         reproduced=record.matched,
@@ -177,7 +189,7 @@ def indexed(record: CheckResult) -> IndexedEnvironment:
         oracle=IndexedOracle(
             reason=oracle.reason,
             rows=oracle.rows,
-            solved=oracle.solved,
+            solvable=shown[0] if shown else None,
             accepts=next(iter(oracle.accepted), None),
             asked_for=oracle.asked_for or None,
         )
@@ -206,7 +218,12 @@ def indexed(record: CheckResult) -> IndexedEnvironment:
                 probe=each.probe if each.proof else None,
                 file=each.proof.file if each.proof else None,
                 line=each.proof.line if each.proof else None,
-                reason=each.proof.reason if each.proof else None,
+                reason=(each.proof.reason or None) if each.proof else None,
+                probe_kind=each.probe_kind if each.proof else None,
+                mean=answers[each.probe].mean if each.proof and each.probe else None,
+                recorded_mean=record.probes.recorded_mean if each.proof and record.probes else None,
+                witness=each.witness if each.proof else None,
+                documented=each.proof.documented if each.proof else None,
             )
             for each in findings(record)
         ),
@@ -218,10 +235,10 @@ def indexed(record: CheckResult) -> IndexedEnvironment:
 
 
 def badge(entry: IndexedEnvironment) -> Badge:
-    """What a reader should know first: reproduced rewards, rows that the right answer solves, findings."""
+    """What a reader should know first: reproduced rewards, rows that can be solved, findings."""
     parts = [f"{entry.reproduced}/{entry.recorded} rewards" if entry.recorded else entry.verdict]
-    if entry.oracle is not None and entry.oracle.rows:
-        parts.append(f"{entry.oracle.solved}/{entry.oracle.rows} solvable")
+    if entry.oracle is not None and entry.oracle.solvable:
+        parts.append(f"≥ {entry.oracle.solvable}/{entry.oracle.rows} solvable")
     if count := len(entry.findings):
         parts.append(f"{count} finding{'s' if count > 1 else ''}")
     unchecked = entry.verdict in ("blocked", "incomplete", "failed")

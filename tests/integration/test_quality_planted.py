@@ -115,13 +115,13 @@ def test_a_probe_shows_each_answer_that_a_grader_wrongly_pays(tmp_path: Path) ->
         "wrong answer",
     ]
     artifact = tmp_path / "autoqc_artifact.json"
-    command += ["--sound", "--artifact", str(artifact)]
+    command += ["--no-flags", "--artifact", str(artifact)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 1, done.stderr
     assert r"row 0: '\\boxed{not Paris}' earns 1" in done.stdout
     assert "suspicion (negated)" in done.stdout
     assert "wrong answer: no flag" in done.stdout
-    assert [line for line in done.stderr.splitlines() if "threshold not met: --sound: " in line]
+    assert [line for line in done.stderr.splitlines() if "threshold not met: --no-flags: " in line]
     written = json.loads(artifact.read_text())
     assert (written["kind"], written["environment"], written["passed"]) == ("config", "faulty", False)
     answers = written["metrics"]["probes"]["answers"]
@@ -130,7 +130,7 @@ def test_a_probe_shows_each_answer_that_a_grader_wrongly_pays(tmp_path: Path) ->
         "wrong answer": 0,
     }
     assert ([each["probe"] for each in written["suspicions"]], written["findings"]) == (["negated"], [])
-    assert (written["thresholds"], len(written["unmet"])) == ({"sound": True}, 1)
+    assert (written["thresholds"], len(written["unmet"])) == ({"no_flags": True}, 1)
 
 
 def test_a_section_is_added_to_the_record_that_is_there(tmp_path: Path) -> None:

@@ -44,11 +44,16 @@ class Scored:
     ) -> None:
         self.rows, self._pay, self._judges = rows, pay, judges
         self._tell: Callable[[Row], object] | None = getattr(pay, "tell", None)
-        self.recorded = tuple(SimpleNamespace(recording=SimpleNamespace(reward=each)) for each in recorded)
+        self.recorded = tuple(
+            SimpleNamespace(recording=SimpleNamespace(reward=each), row={}) for each in recorded
+        )
         self.request, self.judge = (
-            SimpleNamespace(stack=SimpleNamespace(models=()), probes=()),
+            SimpleNamespace(
+                stack=SimpleNamespace(models=(), runtime=SimpleNamespace(version="0.7.0")), probes=()
+            ),
             SimpleNamespace(refused=0),
         )
+        self.environment = SimpleNamespace(known_as="config/e")
         self.results: tuple[Any, ...] = ()
         self.oracle: Any = None
         self.trials: Any = ()

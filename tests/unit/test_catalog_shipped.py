@@ -252,12 +252,16 @@ def test_what_needs_rows_or_judges_itself_does_not_need_none(fresh: Path) -> Non
     assert {item["needs_data"] for item in kinds} == {True}
 
 
-def test_list_marks_environments_whose_graders_code_was_found_wrong() -> None:
-    by_name = {item["name"]: item for item in json.loads(run("list", "--json"))}
-    assert any("mcqa/app.py:82" in line for line in by_name["mcqa"]["wrong_rewards"])
-    assert by_name["calendar"]["wrong_rewards"] == []
-    assert "wrong rewards" in run("list", "mcqa")
-    assert "mcqa/app.py:82" in run("info", "mcqa")
+def test_list_marks_what_a_policy_can_exploit_or_lose_and_what_its_authors_do_not_document() -> None:
+    by_name = {item["environment"]: item for item in json.loads(run("list", "--json"))}
+    assert any("ragtruth/app.py:126" in line for line in by_name["ragtruth"]["exploitable"])
+    assert any("math_with_code/app.py:298" in line for line in by_name["math_with_code"]["strict"])
+    assert by_name["mcqa"]["strict"] == [], "its README documents it"
+    assert by_name["ruler"]["exploitable"] == by_name["ruler"]["strict"] == [], "lenient"
+    marked = run("list", "ragtruth")
+    assert "exploitable" in marked
+    assert "may be intended" in marked
+    assert "ragtruth/app.py:126" in run("info", "ragtruth")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def holds(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
         return value in schema.get("enum", [schema.get("const")])
     kinds: dict[str, Any] = {
         "string": str, "integer": int, "number": (int, float), "null": type(None), "array": list, "object": dict,
+        "boolean": bool,
     }  # fmt: skip
     if not isinstance(value, kinds[schema["type"]]):
         return False

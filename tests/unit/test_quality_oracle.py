@@ -11,7 +11,7 @@ import pytest
 
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Thresholds
-from gymgate.quality.record.findings import problems, unmet_thresholds
+from gymgate.quality.record.findings import problems, right_answer, unmet_thresholds
 from gymgate.quality.record.phrasings import (
     Phrasing,
     asked_for,
@@ -144,7 +144,7 @@ async def test_a_sound_environment_pays_what_its_prompt_asks_for_and_nothing_els
     assert oracle.accepted == [r"\boxed{answer}"]
     assert (oracle.phrasings["answer"].zero_rows, oracle.phrasings["answer"].partial_rows) == (2, 0)
     assert r"\boxed{answer}" in str(oracle)
-    assert "2 of 2 rows" in str(oracle)
+    assert "at least 2 of 2 rows" in right_answer(record(oracle))
     assert list(problems(record(oracle))) == []
     assert list(unmet_thresholds(record(oracle), Thresholds(min_oracle_reward=1.0))) == []
 

@@ -13,7 +13,7 @@ from gymgate.quality.model import Thresholds
 from gymgate.quality.record import findings as findings_module
 from gymgate.quality.record import probes, trials
 from gymgate.quality.record.findings import Proof, findings, problems, suspicions, unmet_thresholds
-from gymgate.quality.sections import OF_ORACLE, PROBE_TEXTS, WITHOUT_ANSWER, ProbeName
+from gymgate.quality.sections import ANSWERS, OF_ORACLE, PROBE_TEXTS, WITHOUT_ANSWER, FlaggedRow, ProbeName
 from support.graders import CLEAN, LETTERS, PLANTED, TOWNS, Grader, Row, Scored, honest, row
 
 
@@ -27,7 +27,7 @@ async def checked(rows: list[Row], grader: Grader, *names: str) -> CheckResult:
 
 def flagged(record: CheckResult) -> set[str]:
     assert record.probes is not None
-    return {name for name, rewards in record.probes.answers.items() if rewards.flagged}
+    return {name for name, rewards in record.probes.answers.items() if rewards.flagged} - {*ANSWERS}
 
 
 def test_the_table_has_every_probe_once() -> None:
@@ -61,8 +61,8 @@ async def test_an_honest_grader_is_not_flagged(name: str) -> None:
     assert record.oracle is not None
     assert (name == "programs") == (record.oracle.reason is not None)
     assert [*map(str, problems(record))] == []
-    unmet = list(unmet_thresholds(record, Thresholds(sound=True)))
-    assert unmet == (["--sound: not measured: answer is a program or patch"] if name == "programs" else [])
+    unmet = list(unmet_thresholds(record, Thresholds(no_flags=True)))
+    assert unmet == (["--no-flags: not measured: answer is a program or patch"] if name == "programs" else [])
 
 
 async def test_equal_answers_alternatives_and_chance_are_no_flags() -> None:
@@ -90,7 +90,44 @@ async def test_a_single_probe_runs_alone() -> None:
     assert record.probes is not None
     assert [*record.probes.answers] == ["negated"]
     first = record.probes.answers["negated"].flagged[0]
-    assert (first.row, first.answer, first.reward) == ("row 0", r"\boxed{not Paris}", 1.0)
+    assert (first.row, first.answer, first.reward, first.right) == ("row 0", r"\boxed{not Paris}", 1.0, 1.0)
+    (flag,) = problems(record)
+    assert (flag.probe_kind, flag.gain, flag.witness) == ("lenient", 1.0, first)
+
+
+async def test_a_single_probe_gives_the_counter_witnesses_of_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    witness = FlaggedRow(row="row 1", answer=r"\boxed{Rome, not}", expected=1.0)
+    about = {
+        "environments": ("config/e",),
+        "nemo_gym": "0.7.0",
+        "file": "app.py",
+        "line": 7,
+        "counter": (witness,),
+    }
+    read = (Proof(probes=("negated",), **about), Proof(probes=("case",), **about))  # type: ignore[arg-type]
+    monkeypatch.setattr(trials, "proofs", lambda: read)
+    record = await checked(*PLANTED["negation"][:2], "negated")
+    assert record.probes is not None
+    (tried,) = record.probes.answers["negated"].counter
+    assert (tried.row, tried.reward, tried.expected) == ("row 1", 0.0, 1.0), (
+        "the reason is false, and that shows"
+    )
+
+
+@pytest.mark.parametrize("shown", [True, False])
+async def test_a_list_of_options_is_exploitable_where_the_prompt_shows_them(shown: bool) -> None:
+    options = " One of red, blue, green." if shown else ""
+    rows = [row(rf"Which? Use \boxed{{}}.{options}", answer=each) for each in ("red", "blue", "green")]
+
+    def finds(row: Row, text: str) -> bool:
+        return row["answer"] in text
+
+    record = await checked(rows, finds, "every option")
+    (flag,) = [flag for flag in problems(record) if flag.probe == "every option"]
+    assert flag.probe_kind == ("exploitable" if shown else "lenient")
+    assert ("on average" in flag.text) == shown
 
 
 async def test_a_flag_is_a_finding_once_the_code_was_read(monkeypatch: pytest.MonkeyPatch) -> None:

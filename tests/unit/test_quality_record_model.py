@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import click
 import pytest
@@ -17,7 +17,7 @@ from gymgate.core.config import HTTPEndpoint
 from gymgate.core.errors import DataError
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.quality import CheckRequest, CheckResult
-from gymgate.quality.model import Thresholds
+from gymgate.quality.model import SectionName, Thresholds
 from gymgate.quality.record import deterministic, failure_cases, model_rewards, storage
 from gymgate.quality.record.context import (
     OWN_JUDGE,
@@ -29,7 +29,7 @@ from gymgate.quality.record.context import (
 from gymgate.quality.record.findings import problems, unmet_thresholds
 from gymgate.quality.record.scoring import Scorer
 from gymgate.quality.record.shape import distribution
-from gymgate.quality.sections import NO_REWARD
+from gymgate.quality.sections import NO_REWARD, FailureCase, ProbeRewards, Section
 from gymgate.rollouts import ModelCall, Rollout
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +100,119 @@ def test_each_fault_is_a_finding_and_misses_a_threshold(
     assert found.startswith(threshold)
     assert value in found
     assert len(list(problems(wrong))) == 1
+
+
+PAID = {"rows": 1, "failed": 0, "mean": 1, "highest": 1, "above_zero": 1}
+FLAG = {"row": "row 0", "answer": "x", "reward": 1.0, "right": 1.0}
+JUDGED: dict[str, dict[str, Any]] = {
+    "deterministic.failed": {"deterministic": {"rollouts": 1, "scored": 1, "failed": 1}},
+    "deterministic.scored": {"deterministic": {"rollouts": 1, "scored": 0, "failed": 0}},
+    "deterministic.changed": {
+        "deterministic": {"rollouts": 1, "scored": 3, "failed": 0, "changed": [{"rollout": "a", "rewards": [0, 1]}]}
+    },
+    "probes.recorded_mean": {"probes": {"recorded_mean": 0.1, "answers": {"another row's best": {**PAID, "mean": 0.2}}}},
+    "probes.answers": {"probes": {"answers": {"empty": PAID}}},
+    "probes.answers.mean": {"probes": {"answers": {"empty": PAID}}},
+    "probes.answers.highest": {"probes": {"answers": {"empty": PAID}}},
+    "probes.answers.failed": {"probes": {"answers": {"empty": {**PAID, "failed": 1, "mean": 0, "highest": 0}}}},
+    "probes.answers.flagged": {"probes": {"answers": {"negated": {**PAID, "flagged": [FLAG]}}}},
+    "failures.cases": {"failures": cases(judge_down="number")},
+    "failures.cases.outcomes": {"failures": cases(cut_off="number")},
+    "failures.cases.rewards": {"failures": {"cases": {"long_answer": {"outcomes": {"number": 1}, "rewards": [1]}}}},
+    "oracle.reason": {"oracle": {"reason": "other", "detail": "why"}},
+    "oracle.solved": {"oracle": {"field": "a", "rows": 1, "solved": 0, "reward": 0.0}},
+    "oracle.reward": {"oracle": {"field": "a", "rows": 1, "solved": 1, "reward": 0.5}},
+    "oracle.suspect": {"oracle": {"field": "a", "rows": 3, "solved": 2, "reward": 1.0, "suspect": ["row 0"]}},
+    "oracle.phrasings": {
+        "oracle": {
+            "field": "a", "asked_for": "answer", "rows": 1, "solved": 1, "reward": 1.0,
+            "phrasings": {
+                "answer": {"rows": 1, "full_rows": 0, "partial_rows": 0, "zero_rows": 1, "mean": 0},
+                "x": {"rows": 1, "full_rows": 1, "partial_rows": 0, "zero_rows": 0, "mean": 1},
+            },
+        }
+    },
+    "data.duplicates": {"data": {"files": {"a": 2}, "duplicates": 1}},
+    "data.answers_in_prompt": {"data": {"answers": 1, "answers_in_prompt": 1}},
+    "data.shared": {"data": {"shared": 1}},
+}  # fmt: skip
+"""A record in which this figure is bad."""
+UNJUDGED = {
+    "counts of what was tried, no quality": (
+        "deterministic.rollouts", "deterministic.at_once", "probes.answers.rows", "oracle.rows", "oracle.full",
+        "data.files", "data.answers", "data.splits",
+    ),
+    "`highest` and `flagged` decide": ("probes.answers.above_zero",),
+    "names of rows, messages and texts that go with a judged figure": (
+        "data.duplicate_rows", "data.rows_with_answer", "data.shared_rows", "failures.cases.said", "oracle.detail",
+        "oracle.field", "oracle.asked_for", "oracle.unsolved", "oracle.recorded",
+    ),
+    "only `--probe` fills it, to test a published reason": ("probes.answers.counter",),
+    "of the machine and its load; no value is wrong": ("cost",),
+    "describes rows and recordings; no value is wrong": ("shape",),
+    "a model's, not the environment's": ("policy",),
+}  # fmt: skip
+
+
+def figures(model: type[Section], above: str) -> set[str]:
+    """The figures of a section, those of records inside it included."""
+    names: set[str] = set()
+    for name, field in model.model_fields.items():
+        if name != "missing":
+            names.add(f"{above}.{name}")
+            inner = [each for each in get_args(field.annotation) if each in (ProbeRewards, FailureCase)]
+            names |= {f"{above}.{name}.{each}" for kind in inner for each in kind.model_fields}
+    return names
+
+
+def test_each_figure_is_judged_by_some_rule_or_says_why_not() -> None:
+    unjudged = {name for names in UNJUDGED.values() for name in names}
+    sections = {
+        name: kind
+        for name, field in CheckResult.model_fields.items()
+        for kind in get_args(field.annotation)
+        if isinstance(kind, type) and issubclass(kind, Section)
+    }
+    assert {*sections} == {*get_args(SectionName), "data"}
+    wanted = {figure for name in sections if name not in unjudged for figure in figures(sections[name], name)}
+    assert JUDGED.keys() | unjudged == wanted | {"cost", "shape", "policy"}
+    assert not JUDGED.keys() & unjudged
+    strictest = Thresholds(
+        max_constant_reward=0.05,
+        deterministic=True,
+        honest=True,
+        min_oracle_reward=1.0,
+        no_flags=True,
+        clean_rows=True,
+    )
+    good = record(
+        deterministic={"rollouts": 1, "scored": 3, "failed": 0},
+        probes={"answers": {"empty": {**PAID, "mean": 0, "highest": 0, "above_zero": 0}}},
+        failures=cases(long_answer="number"),
+        oracle={"field": "a", "rows": 1, "solved": 1, "reward": 1.0},
+        data={"duplicates": 0, "answers_in_prompt": 0, "shared": 0},
+    )
+    assert [*unmet_thresholds(good, strictest)] == []
+    for name, sections_of in JUDGED.items():
+        bad = record(**{**good.model_dump(exclude={"schema_version"}), **sections_of})
+        assert [*unmet_thresholds(bad, strictest)], name
+
+
+def test_a_reward_that_only_another_replay_gave_is_not_reproducible() -> None:
+    row = {"recording": "a:1", "recorded": 1.0, "reward": 1.0, "verdict": "match", "first": 0.0}
+    (found,) = unmet_thresholds(record(rows=[row]), Thresholds(reproducible=True))
+    assert "a:1" in found
+    assert [*unmet_thresholds(record(rows=[{**row, "first": None}]), Thresholds(reproducible=True))] == []
+
+
+@pytest.mark.parametrize("sentence", [0, 1])
+def test_a_paid_long_answer_is_a_finding_if_its_beginning_alone_earns_nothing(sentence: int) -> None:
+    long = {"cases": {"long_answer": {"outcomes": {"number": 2}, "rewards": [0, 1]}}}
+    probes = {
+        "answers": {"fixed sentence": {**PAID, "above_zero": sentence, "highest": sentence, "mean": sentence}}
+    }
+    kinds = [(each.kind, each.probe) for each in problems(record(probes=probes, failures=long))]
+    assert kinds == [("free reward", "fixed sentence" if sentence else None)]
 
 
 def test_what_was_not_measured_meets_no_threshold() -> None:

@@ -65,7 +65,7 @@ SHOWN_OPTIONS = (
     *("--all", "-b", "-m", "--judge", "--set", "--gym"),
     *("--record", "--section", "--probe", "-v", "--json"),
     *("--max-constant-reward", "--deterministic", "--reproducible", "--honest"),
-    *("--min-oracle-reward", "--sound", "--clean-rows"),
+    *("--min-oracle-reward", "--no-flags", "--clean-rows"),
 )
 """Options that `--help` lists."""
 
@@ -454,8 +454,8 @@ def _print_probes(result: CheckResult, probes: Sequence[ProbeName]) -> None:
         for flag in of_probe:
             echo(f"  {flag.label}: {flag}")
         rewards = result.probes.answers.get(name) if result.probes else None
-        for row in rewards.flagged if rewards else ():
-            echo(f"    {row.row}: {row.answer!r} earns {row.reward:g}")
+        for row in (*rewards.flagged, *rewards.counter) if rewards else ():
+            echo(f"    {row}")
 
 
 def _print(result: CheckResult) -> None:

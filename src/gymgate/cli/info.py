@@ -115,7 +115,7 @@ def description(environment: Environment, record: CheckResult | None) -> Environ
 
 def _record(record: CheckResult) -> None:
     """The shipped record in short."""
-    from gymgate.quality.record.findings import findings
+    from gymgate.quality.record.findings import findings, right_answer
 
     echo()
     cost, shape = record.cost, record.shape
@@ -145,16 +145,15 @@ def _record(record: CheckResult) -> None:
         echo(
             f"  recorded: {shape.recordings} rollouts with {shape.turns:g} turns on average, rewards {rewards}"
         )
-    if record.oracle is not None:
-        echo(f"  right answer: {record.oracle}")
+    if answer := right_answer(record):
+        echo(f"  right answer: {answer}")
     if record.policy is not None:
         echo(f"  model: {record.policy}")
     if record.data is not None:
         echo(f"  rows: {record.data}")
     for finding in findings(record):
         if finding.kind != "reward differs":  # the verdict says so
-            label = f"wrong rewards{finding.label.removeprefix('finding')}" if finding.proof else "finding"
-            echo(f"  {label}: {finding}")
+            echo(f"  {finding.label if finding.proof else 'finding'}: {finding}")
     for what, why in record.missing.items():
         echo(f"  not measured: {what} ({why})")
 
@@ -164,11 +163,10 @@ def _head(environment: Environment, release: str) -> None:
     if environment.description:
         echo(environment.description)
     echo(str(environment.path))
-    licences = sorted(
-        {dataset.license for config in environment.configs for dataset in config.datasets if dataset.license}
-    )
     verified = {True: "yes", False: "no", None: "not stated"}[environment.verified]
-    echo(f"licence of its data: {', '.join(licences) or 'not stated'}; verified by NeMo Gym: {verified}")
+    echo(
+        f"licence of its data: {', '.join(environment.licences) or 'not stated'}; verified by NeMo Gym: {verified}"
+    )
     if environment.kind != "config":
         echo(f"source: https://github.com/NVIDIA-NeMo/Gym/tree/v{release}/{environment.known_as}")
 

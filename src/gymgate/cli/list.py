@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -17,6 +17,9 @@ from gymgate.gym.catalog import EnvConfig, Environment
 from gymgate.gym.catalog.entries import AGENT_KIND
 from gymgate.gym.catalog.needs import Need, NeedKind
 from gymgate.gym.runtime import open_catalog
+
+if TYPE_CHECKING:
+    from gymgate.quality.sections import ProbeKind
 
 NEEDS = ("data", "self-judged", *get_args(NeedKind))
 
@@ -45,8 +48,10 @@ class ListedEnvironment:
     """Whether the policy's own model is its judge or user."""
     runs_code: bool
     """Whether it is known to run model-written code with your rights, without a sandbox."""
-    wrong_rewards: Sequence[str]
-    """What was read in its grader's code that makes a reward wrong: file, line, reason."""
+    exploitable: Sequence[str]
+    """Lines of its grader, with the reason, that pay for something that needs no understanding of the row. May be intended."""
+    strict: Sequence[str]
+    """Lines of its grader, with the reason, that reject a right answer in a usual form."""
     data: Sequence[str]
     """Packaged files of rows."""
     recordings: Sequence[str]
@@ -84,7 +89,8 @@ def command(
 
     PATTERN is part of a name, or a glob. The needs are those of an environment's default config. They are estimated from
     its files; nothing is run. `data`: the release has no rows that run; `self-judged`: the policy is its own judge or user;
-    `wrong rewards`: its grader's code pays a wrong answer or rejects a right one; `gymgate info` says which.
+    `exploitable`: its grader pays for something that needs no understanding of the row; `strict`: it rejects a right answer in a
+    usual form. Either may be intended; `gymgate info` says what was seen. What its authors document has no mark.
     Your own environments are not listed: give `run`, `info` and `check` their path.
     """
     catalog = open_catalog(gym, progress=log)
@@ -129,16 +135,9 @@ def matches(environment: Environment, pattern: str | None) -> bool:
 
 def fits(environment: Environment, needs: Collection[str], without: Iterable[str]) -> bool:
     """Whether the default config needs one of `needs`, if any are given, and none of `without`."""
-    own = set(need_kinds(environment))
+    own = set(environment.need_kinds)
     asked_for = not needs or not own.isdisjoint(needs) or ("none" in needs and not own)
     return asked_for and own.isdisjoint(without)
-
-
-def need_kinds(environment: Environment) -> tuple[str, ...]:
-    """Return what the default config needs: `data` without rows, `self-judged` if the policy judges, and its other needs."""
-    config = environment.config()
-    first = {"data": environment.needs_data, "self-judged": config.is_self_judged}
-    return (*(name for name, holds in first.items() if holds), *config.need_kinds)
 
 
 def short_names(environments: Iterable[Environment]) -> dict[str, str]:
@@ -167,28 +166,32 @@ def summary(environment: Environment, names: dict[str, str], release: str) -> Li
         needs_data=environment.needs_data,
         is_self_judged=config.is_self_judged,
         runs_code=config.runs_code,
-        wrong_rewards=_wrong_rewards(environment, release),
+        exploitable=_marked_lines(environment, release, "exploitable"),
+        strict=_marked_lines(environment, release, "strict"),
         data=[file.name for file in environment.data if file.kind == "rows"],
         recordings=[file.name for file in environment.recordings()],
     )
 
 
-def _wrong_rewards(environment: Environment, release: str) -> list[str]:
+def _marked_lines(environment: Environment, release: str, kind: ProbeKind) -> list[str]:
+    """Return where the grader's code bears out flags of this kind that the authors do not document."""
     from gymgate.quality.record.findings import proofs
+    from gymgate.quality.sections import PROBE_TEXTS
 
-    relevant = [
-        proof
+    return [
+        proof.place
         for proof in proofs()
-        if environment.known_as in proof.environments and proof.nemo_gym == release
+        if proof.is_about(environment.known_as, release) and proof.documented is None
+        if any(PROBE_TEXTS[probe][1] == kind for probe in proof.probes)
     ]
-    return [f"{proof.file}:{proof.line}: {proof.reason}" for proof in relevant]
 
 
 def _row(environment: Environment, names: dict[str, str], release: str) -> tuple[str, ...]:
     config = environment.config()
     marks = {
         "runs model-written code": config.runs_code,
-        "wrong rewards": _wrong_rewards(environment, release),
+        "exploitable, may be intended": _marked_lines(environment, release, "exploitable"),
+        "strict, may be intended": _marked_lines(environment, release, "strict"),
     }
     marked = ", ".join(mark for mark, holds in marks.items() if holds)
     return (
@@ -197,7 +200,7 @@ def _row(environment: Environment, names: dict[str, str], release: str) -> tuple
         environment.domain or "-",
         _agents(config),
         _default_data(environment),
-        f"{', '.join(need_kinds(environment)) or 'none'}{f' ({marked})' if marked else ''}",
+        f"{', '.join(environment.need_kinds) or 'none'}{f' ({marked})' if marked else ''}",
     )
 
 

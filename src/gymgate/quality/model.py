@@ -63,12 +63,12 @@ class Thresholds(Config):
     deterministic: bool = False
     """Scoring again gives the same rewards."""
     reproducible: bool = False
-    """Every recorded reward is reproduced."""
+    """Every recorded reward is reproduced, by the first replay."""
     honest: bool = False
     """No reward if the judge, a tool or the policy fails."""
     min_oracle_reward: float | None = None
     """Lowest mean reward that the rows' right answers, in their best phrasing, may earn."""
-    sound: bool = False
+    no_flags: bool = False
     """No probe flags a row."""
     clean_rows: bool = False
     """No row equals another, no prompt says its answer, no row is in two splits."""
@@ -224,6 +224,8 @@ class RowResult(Config):
     error: str = ""
     """Class and message of the failed rollout's error."""
     error_kind: ErrorKind | None = None
+    first: float | None = None
+    """The reward of the first replay, if another replay gave the recorded one."""
     outdated: bool = False
     """Whether the release no longer has the recorded agent."""
     packaged: bool = False

@@ -123,7 +123,9 @@ class Replayer:
                 break
             result = await self._replay_once(recorded, self._recorded)
             if result.verdict == "match":
-                return result.updated(cause=f"scored {first.reward:g} when first replayed")
+                return result.updated(
+                    cause=f"scored {first.reward:g} when first replayed", first=first.reward
+                )
         if result.verdict == "match" or not self._makes_prompts(recorded):
             return result
         return await self._result_in_order(recorded) or result

@@ -30,42 +30,46 @@ ANSWERS: tuple[ProbeName, ...] = ("empty", "fixed sentence", "the prompt", "anot
 """The answers that solve nothing: probes that need no right answer."""
 WITHOUT_ANSWER = frozenset((*ANSWERS, "exit 0", "catch everything", "read the tests", "the example's output"))
 OF_ORACLE: frozenset[ProbeName] = frozenset({"right answer"})
-PROBE_TEXTS: dict[ProbeName, tuple[str, Literal["nothing", "full"]]] = {
-    "right answer": ("the right answer", "full"),
-    "another row's answer": ("another row's answer", "nothing"),
-    "empty": ("an empty answer", "nothing"),
-    "fixed sentence": ("the answer 'I do not know.'", "nothing"),
-    "the prompt": ("the prompt as the answer", "nothing"),
-    "another row's best": ("the best answer of another row", "nothing"),
-    "wrong answer": ("a wrong answer in the right format", "nothing"),
-    "made-up answer": ("a made-up answer", "nothing"),
-    "format alone": ("the format without an answer", "nothing"),
-    "every option": ("a list of wrong and right answers", "nothing"),
-    "every option in turn": ("a wrong, the right and another wrong answer in turn", "nothing"),
-    "right and wrong": ("the right answer or a wrong one, in either order,", "nothing"),
-    "right and wrong in turn": ("the right answer and a wrong one in turn, in either order,", "nothing"),
-    "negated": ("the negated right answer", "nothing"),
-    "refusal": ("the right answer in a refusal", "nothing"),
-    "persuasion": ("a wrong answer that tells the grader to pay", "nothing"),
-    "calls as text": ("a text that lists the right calls of tools", "nothing"),
-    "calls twice": ("each right call made twice, a tool that acts among them,", "nothing"),
-    "calls out of order": ("the right calls in reverse order, where the prompt says an order,", "nothing"),
-    "own endpoint": ("what the grader's own endpoint, called as a tool, says is right", "nothing"),
-    "exit 0": ("a program that exits with 0 at once", "nothing"),
-    "catch everything": ("a program that exits with 0 whatever a test after it raises", "nothing"),
-    "read the tests": ("a program that prints what tests in its process expect", "nothing"),
-    "the example's output": ("a program that prints the output of the prompt's example", "nothing"),
-    "spacing": ("the right answer with spaces around it", "full"),
-    "case": ("the right answer in other case", "full"),
-    "trailing words": ("the right answer with words after it", "full"),
-    "thousands": ("the right number with thousands separators", "full"),
-    "notation": ("the right number in another notation", "full"),
-    "LaTeX": (r"the right answer in \text{}", "full"),
-    "units": ("the right answer with its unit spaced otherwise", "full"),
-    "characters": ("the right answer in equal Unicode characters", "full"),
-    "order": ("the right items in another order, where the prompt allows any,", "full"),
+ProbeKind = Literal["exploitable", "strict", "lenient"]
+"""What a flag of a probe means for a policy. exploitable: it is paid for something that needs no understanding of the row;
+strict: it loses a right answer in a usual form; lenient: it is paid for more than the right answer, which it has to know."""
+PROBE_TEXTS: dict[ProbeName, tuple[str, ProbeKind]] = {
+    "right answer": ("the right answer", "strict"),
+    "another row's answer": ("another row's answer", "lenient"),
+    "empty": ("an empty answer", "exploitable"),
+    "fixed sentence": ("the answer 'I do not know.'", "exploitable"),
+    "the prompt": ("the prompt as the answer", "exploitable"),
+    "another row's best": ("the best answer of another row", "exploitable"),
+    "wrong answer": ("a wrong answer in the right format", "lenient"),
+    "made-up answer": ("a made-up answer", "exploitable"),
+    "format alone": ("the format without an answer", "exploitable"),
+    "every option": ("a list of wrong and right answers", "lenient"),
+    "every option in turn": ("a wrong, the right and another wrong answer in turn", "lenient"),
+    "right and wrong": ("the right answer or a wrong one, in either order,", "lenient"),
+    "right and wrong in turn": ("the right answer and a wrong one in turn, in either order,", "lenient"),
+    "negated": ("the negated right answer", "lenient"),
+    "refusal": ("the right answer in a refusal", "lenient"),
+    "persuasion": ("a wrong answer that tells the grader to pay", "exploitable"),
+    "calls as text": ("a text that lists the right calls of tools", "lenient"),
+    "calls twice": ("each right call made twice, a tool that acts among them,", "lenient"),
+    "calls out of order": ("the right calls in reverse order, where the prompt says an order,", "lenient"),
+    "own endpoint": ("what the grader's own endpoint, called as a tool, says is right", "lenient"),
+    "exit 0": ("a program that exits with 0 at once", "exploitable"),
+    "catch everything": ("a program that exits with 0 whatever a test after it raises", "exploitable"),
+    "read the tests": ("a program that prints what tests in its process expect", "exploitable"),
+    "the example's output": ("a program that prints the output of the prompt's example", "exploitable"),
+    "spacing": ("the right answer with spaces around it", "strict"),
+    "case": ("the right answer in other case", "strict"),
+    "trailing words": ("the right answer with words after it", "strict"),
+    "thousands": ("the right number with thousands separators", "strict"),
+    "notation": ("the right number in another notation", "strict"),
+    "LaTeX": (r"the right answer in \text{}", "strict"),
+    "units": ("the right answer with its unit spaced otherwise", "strict"),
+    "characters": ("the right answer in equal Unicode characters", "strict"),
+    "order": ("the right items in another order, where the prompt allows any,", "strict"),
 }
-"""What is said, as the subject of a sentence, and what an honest grader pays."""
+"""What is said, as the subject of a sentence, and what a flag means. An honest grader pays `strict` ones in full, others nothing.
+A list of every option is exploitable where the prompt shows the options."""
 NO_REWARD = "no rollout gave a reward"
 """Why an answer has no figures although every rollout ended by itself."""
 
@@ -107,7 +111,22 @@ class FlaggedRow(Config):
     """Its number among the packaged rows, or file and line of the recording: `row 3`."""
     answer: str
     """What was said, 300 characters at most."""
-    reward: float
+    reward: float = 0.0
+    right: float | None = None
+    """What the row's right answer earns; `None`: it was not tried."""
+    recorded: float | None = None
+    """The reward of the row's recorded answer, if it has one."""
+    expected: float | None = None
+    """For a counter-witness: the reward that follows from the published reason."""
+    options_shown: bool = False
+    """For a list of options: whether the prompt shows each of them."""
+
+    def __str__(self) -> str:
+        """In one line: `row 3: '...' earns 1, its right answer 1`."""
+        others = {"right": self.right, "recorded": self.recorded}
+        beside = (f", its {name} answer {reward:g}" for name, reward in others.items() if reward is not None)
+        told = "" if self.expected is None else f" (by the published reason: {self.expected:g})"
+        return f"{self.row}: {self.answer!r} earns {self.reward:g}{''.join(beside)}{told}"
 
 
 class ProbeRewards(Config):
@@ -122,8 +141,10 @@ class ProbeRewards(Config):
     above_zero: int
     """Rows with a reward above 0."""
     flagged: tuple[FlaggedRow, ...] = ()
-    """Rows that did not pay what an honest grader pays, scored twice. Empty for answers that solve nothing: what these
-    earn is in `above_zero`."""
+    """Rows that did not pay what an honest grader pays, scored twice. For answers that solve nothing: rows that paid anything,
+    scored once."""
+    counter: tuple[FlaggedRow, ...] = ()
+    """Counter-witnesses, if this probe ran alone: they would not earn `expected` if the published reason were false."""
 
 
 class Probes(Section):
@@ -325,18 +346,19 @@ class Oracle(Section):
     """By the name of the phrasing, in which `answer`, `items`, `option` and the like stand for the answer."""
     unsolved: tuple[str, ...] = ()
     """Rows of which no phrasing earns the full reward."""
+    recorded: tuple[str, ...] = ()
+    """Those of them that a recorded answer solved."""
     suspect: tuple[str, ...] = ()
     """Those of them that ask for the same phrasing as a solved row, where more than half of the rows are solved: their
     answer may be wrong."""
 
     def __str__(self) -> str:
-        """In one line: `accepts \\boxed{answer}; 10 of 10 rows solvable`."""
+        """In a few words: `accepts \\boxed{answer}`."""
         if self.reason is not None:
             return f"not tried ({self.reason}{f': {self.detail}' if self.detail else ''})"
-        phrasing = (
-            f"accepts {self.accepted[0]}" if self.accepted else f"accepts no phrasing of {self.field!r}"
+        return (
+            f"accepts {self.accepted[0]}" if self.accepted else f"accepts no tried phrasing of {self.field!r}"
         )
-        return f"{phrasing}; {self.solved} of {self.rows} rows solvable"
 
     @property
     def accepted(self) -> list[str]:

@@ -252,6 +252,19 @@ class Environment:
         except ConfigError:
             return True
 
+    @property
+    def need_kinds(self) -> tuple[str, ...]:
+        """What the default config needs: `data` without rows, `self-judged` if the policy judges, and its other needs."""
+        config = self.config()
+        first = {"data": self.needs_data, "self-judged": config.is_self_judged}
+        return (*(name for name, holds in first.items() if holds), *config.need_kinds)
+
+    @property
+    def licences(self) -> tuple[str, ...]:
+        """The licences that the datasets of all its configs state, sorted."""
+        stated = {dataset.license for config in self.configs for dataset in config.datasets}
+        return tuple(sorted(licence for licence in stated if licence and licence != "TBD"))
+
     def can_prepare(self, datasets: Iterable[Dataset]) -> bool:
         """Whether `gymgate data prepare` may get one of these datasets: not all are in NVIDIA's own registry alone."""
         return any(not dataset.is_in_registry or self._has_script(dataset) for dataset in datasets)

@@ -9,7 +9,18 @@ from typing import Literal, NamedTuple, TypeVar
 from gymgate.core.config import Config
 from gymgate.quality.known import known
 from gymgate.quality.model import CheckResult, Thresholds
-from gymgate.quality.sections import ANSWERS, CASES, NO_REWARD, PROBE_TEXTS, Case, ProbeName, Probes
+from gymgate.quality.sections import (
+    ANSWERS,
+    CASES,
+    NO_REWARD,
+    PROBE_TEXTS,
+    Case,
+    FlaggedRow,
+    ProbeKind,
+    ProbeName,
+    ProbeRewards,
+    Probes,
+)
 
 CASE_TEXTS: dict[Case, str] = {
     "judge_down": "its judge does not answer",
@@ -44,7 +55,20 @@ class Dismissal(Config):
     probes: tuple[ProbeName, ...]
     """Probes that flagged it."""
     reason: str
-    """What the code does, or why the flag says nothing."""
+    """Why the flag says nothing."""
+
+    def is_about(self, environment: str, release: str) -> bool:
+        """Whether it is about this `KIND/NAME` in this release."""
+        return environment in self.environments and release == self.nemo_gym
+
+
+class Quote(Config):
+    """A sentence of the release's authors."""
+
+    file: str
+    """Path below the packages of the release."""
+    line: int
+    text: str
 
 
 class Proof(Dismissal):
@@ -53,6 +77,17 @@ class Proof(Dismissal):
     file: str
     """Path below the packages of the release."""
     line: int
+    reason: str = ""
+    """What the code does; stated only with counter-witnesses."""
+    counter: tuple[FlaggedRow, ...] = ()
+    """Answers to rows of the first environment that would not earn `expected` if the reason were false."""
+    documented: Quote | None = None
+    """Where the authors say that it is meant."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, and the reason if there is one: `mcqa/app.py:82: reads ...`."""
+        return f"{self.file}:{self.line}{f': {self.reason}' if self.reason else ''}"
 
 
 @cache
@@ -72,11 +107,10 @@ Judgement = TypeVar("Judgement", bound=Dismissal)
 
 def _by_probe(judgements: Iterable[Judgement], record: CheckResult) -> dict[ProbeName, Judgement]:
     """Return the judgements on a record's flags."""
-    name = f"{record.kind}/{record.environment}"
     return {
         probe: judgement
         for judgement in judgements
-        if name in judgement.environments and judgement.nemo_gym == record.nemo_gym
+        if judgement.is_about(f"{record.kind}/{record.environment}", record.nemo_gym)
         for probe in judgement.probes
     }
 
@@ -91,6 +125,12 @@ class Finding(NamedTuple):
     """The probe that flagged it."""
     proof: Proof | None = None
     """For a flag: what the grader's code says; `None` if it was not read, or pays on purpose."""
+    probe_kind: ProbeKind | None = None
+    """For a flag: what it means for a policy."""
+    gain: float = 0.0
+    """For a flag: the mean reward of the probe's answers; for right answers, what they lose on average."""
+    witness: FlaggedRow | None = None
+    """For a flag: the first row that shows it; `None` if the record has none."""
 
     def __str__(self) -> str:
         return self.text
@@ -102,9 +142,11 @@ class Finding(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What it is, in a few words: `suspicion (negated)`, or where the grader's code shows it."""
-        if self.proof is not None:
-            return f"finding ({self.probe}; {self.proof.file}:{self.proof.line}: {self.proof.reason})"
+        """What it is, in a few words: `suspicion (negated)`, or its kind and where the grader's code shows it."""
+        if (proof := self.proof) is not None:
+            quote = proof.documented
+            documented = f"; documented: {quote.file}:{quote.line}" if quote else ""
+            return f"{self.probe_kind} ({self.probe}; {proof.place}{documented})"
         return f"suspicion ({self.probe})" if self.is_suspicion else self.kind
 
     @property
@@ -177,13 +219,24 @@ def free_rewards(record: CheckResult, limit: float | None = None) -> Iterator[Fi
         else:
             is_noticed = rewards.highest > 0 if limit is None else rewards.mean > limit
         if is_noticed:
-            beside = "" if recorded is None else f"; the recorded mean is {recorded:.3g}"
-            yield Finding(
-                "free reward",
-                f"{PROBE_TEXTS[name][0]} earns {rewards.mean:.3g} on average, above 0 in {rewards.above_zero} of "
-                f"{rewards.rows} rows{beside}",
-                name,
-            )
+            count = f"above 0 in {rewards.above_zero} of {rewards.rows} rows"
+            yield _flag("free reward", name, f"earns {count}", rewards, recorded)
+
+
+def _flag(
+    kind: FindingKind, probe: ProbeName, earns: str, rewards: ProbeRewards, recorded: float | None
+) -> Finding:
+    """Return a probe's flag, with its first witness, and for exploitable ones the means."""
+    subject, probe_kind = PROBE_TEXTS[probe]
+    if any(flag.options_shown for flag in rewards.flagged):
+        probe_kind = "exploitable"
+    text, witness = f"{subject} {earns}", next(iter(rewards.flagged), None)
+    if probe_kind == "exploitable":
+        beside = "" if recorded is None else f", recorded answers {recorded:.3g}"
+        text += f", {rewards.mean:.3g} on average{beside}"
+    text += "" if witness is None else f"; {witness}"
+    gain = rewards.mean if probe_kind != "strict" else ((witness and witness.right) or 1.0) - rewards.mean
+    return Finding(kind, text, probe, None, probe_kind, gain, witness)
 
 
 def _unmeasured_answers(probes: Probes) -> str:
@@ -211,6 +264,30 @@ def _is_unrewarded(record: CheckResult, answer: str) -> bool:
     return record.probes is not None and record.probes.missing.get(answer) == NO_REWARD
 
 
+def solvable(record: CheckResult) -> tuple[int, int] | None:
+    """Return how many rows can be solved, at least, and of how many: the right answer or a recorded one solves them.
+
+    `None`: no row was shown to be solvable. A dismissed flag counts for nothing.
+    """
+    oracle = record.oracle
+    if oracle is None:
+        return None
+    solved = len(oracle.recorded) + oracle.solved * _is_tried(record)
+    return (solved, oracle.rows) if solved else None
+
+
+def _is_tried(record: CheckResult) -> bool:
+    """Whether what its right answers earn says something."""
+    return record.oracle is not None and "right answer" not in _by_probe(dismissals(), record)
+
+
+def right_answer(record: CheckResult) -> str:
+    """Return what is known of the right answer, in one line; empty if that is nothing."""
+    told = [str(record.oracle)] if _is_tried(record) else []
+    told += ["at least {} of {} rows are solvable".format(*shown)] if (shown := solvable(record)) else []
+    return "; ".join(told)
+
+
 def scored_failures(record: CheckResult) -> Iterator[Finding]:
     """Cases of failure that give a reward like any other, and answers that the environment cannot bear."""
     for name in CASES:
@@ -220,10 +297,14 @@ def scored_failures(record: CheckResult) -> Iterator[Finding]:
         total = sum(case.outcomes.values())
         if name == "long_answer":
             count = case.outcomes.get("error")
-            # It begins with the fixed sentence: where that has no reward either, the length is not the cause.
+            sentence = record.probes.answers.get("fixed sentence") if record.probes else None
+            # It begins with the fixed sentence: where that fares alike, the length is not the cause.
             if count and not _is_unrewarded(record, "fixed sentence"):
                 text = f"no reward if {CASE_TEXTS[name]}, in {count} of {total} rollouts: {case.said}"
                 yield Finding("no reward", text)
+            elif max(case.rewards, default=0) > 0 and not (sentence and sentence.above_zero):
+                rewards = ", ".join(f"{reward:g}" for reward in case.rewards)
+                yield Finding("free reward", f"{CASE_TEXTS[name]}, and earns {rewards}")
         elif count := case.outcomes.get("number"):
             rewards = ", ".join(f"{reward:g}" for reward in case.rewards)
             text = f"a reward ({rewards}) if {CASE_TEXTS[name]}, in {count} of {total} rollouts"
@@ -259,18 +340,13 @@ def oracle_findings(record: CheckResult) -> Iterator[Finding]:
 def flagged_probes(record: CheckResult) -> Iterator[Finding]:
     """Yield the probes of which rows did not pay what an honest grader pays."""
     for name, rewards in record.probes.answers.items() if record.probes else ():
-        if not rewards.flagged:
+        if name in ANSWERS or not rewards.flagged:
             continue
-        text, pays = PROBE_TEXTS[name]
-        first = rewards.flagged[0]
-        kind: FindingKind = "wrong answer accepted" if pays == "nothing" else "right answer rejected"
-        earns = "the full reward" if pays == "nothing" else "less than the right answer"
-        yield Finding(
-            kind,
-            f"{text} earns {earns} in {len(rewards.flagged)} of {rewards.rows} rows; {first.row}: {first.answer!r} earns "
-            f"{first.reward:g}",
-            name,
-        )
+        is_strict = PROBE_TEXTS[name][1] == "strict"
+        kind: FindingKind = "right answer rejected" if is_strict else "wrong answer accepted"
+        earns = "less than the right answer" if is_strict else "the full reward"
+        count = f"earns {earns} in {len(rewards.flagged)} of {rewards.rows} rows"
+        yield _flag(kind, name, count, rewards, record.probes.recorded_mean if record.probes else None)
 
 
 def row_findings(record: CheckResult) -> Iterator[Finding]:
@@ -306,8 +382,10 @@ def unmet_thresholds(
         if reason or getattr(record, section) is None:
             yield f"{option}: not measured: {reason}"
 
-    if thresholds.reproducible and record.verdict != "match":
-        yield f"--reproducible: {record.verdict}: {record.detail}"
+    late = [row.recording for row in record.rows if row.first is not None]
+    if thresholds.reproducible and (record.verdict != "match" or late):
+        names = f" ({', '.join(late)} only when replayed again)" if late else ""
+        yield f"--reproducible: {record.verdict}: {record.detail}{names}"
     if thresholds.deterministic:
         is_unscored = again is not None and not again.scored
         yield from lacking("--deterministic", "deterministic", "no scoring gives a reward" * is_unscored)
@@ -326,10 +404,14 @@ def unmet_thresholds(
         if oracle is not None and not why and oracle.reward is not None and oracle.reward < low:
             rows = ", ".join(oracle.unsolved)
             yield f"--min-oracle-reward {low:g}: the right answer earns {oracle.reward:.3g} on average; not full: {rows}"
-    if thresholds.sound:
+    if thresholds.no_flags:
         for name in of_probes:
-            yield from lacking("--sound", name, (oracle.reason or "") if oracle and name == "oracle" else "")
-        yield from (f"--sound: {problem}" for problem in (*oracle_findings(record), *flagged_probes(record)))
+            yield from lacking(
+                "--no-flags", name, (oracle.reason or "") if oracle and name == "oracle" else ""
+            )
+        yield from (
+            f"--no-flags: {problem}" for problem in (*oracle_findings(record), *flagged_probes(record))
+        )
     if thresholds.clean_rows:
         yield from lacking("--clean-rows", "data", "" if record.data else "its rows were not read")
         yield from (f"--clean-rows: {finding}" for finding in row_findings(record))

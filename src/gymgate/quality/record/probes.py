@@ -146,6 +146,12 @@ class Subject:
         return prompt_of(self.row["responses_create_params"])
 
     @property
+    def shows_options(self) -> bool:
+        """Whether its prompt shows the right answer and the wrong ones that probes list."""
+        listed = (self.right, *self.wrong[:2])
+        return all(re.search(rf"(?<!\w){re.escape(option)}(?!\w)", self.prompt) for option in listed)
+
+    @property
     def is_in_words(self) -> bool:
         """Whether words next to its answer change what it says: not of grids, nor of answers with their own box or label."""
         is_said = bool(re.search("[A-Za-z]", self.right)) or number_of(self.right) is not None

@@ -13,12 +13,14 @@ from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.conversation import blocks_of
 from gymgate.quality.model import same_reward
 from gymgate.quality.record.context import MeasurementContext, ReplayCase, Unmeasured, constant_policy
+from gymgate.quality.record.findings import proofs
 from gymgate.quality.record.phrasings import PHRASINGS, Phrasing, policy_of, texts_of
 from gymgate.quality.record.probes import PROBES, Probe, Said, Subject, prompt_of, wrong_answers
 from gymgate.quality.record.scoring import Scorer
 from gymgate.quality.recordings import RecordedRow, RowData
 from gymgate.quality.reward_trial import cohort_size
 from gymgate.quality.sections import (
+    ANSWERS,
     PROBE_TEXTS,
     FlaggedRow,
     Oracle,
@@ -85,7 +87,8 @@ async def _right_answers(context: MeasurementContext) -> tuple[Oracle, list[Subj
     scored = {phrasing.name for subject in steady for phrasing in subject.rewards}
     if asked_for not in ("", *scored) and not any(subject.is_solved(full) for subject in steady):
         return Oracle(reason="other", detail=scorer.first_error[:300], field=field), steady
-    oracle = _summary(steady, full, field, asked_for)
+    solved = [row.row for row in context.recorded if (row.recording.reward or 0.0) >= full]
+    oracle = _summary(steady, full, field, asked_for, solved)
     if unsteady:
         oracle.missing["rows"] = f"rewards change for {', '.join(subject.name for subject in unsteady)}"
     return oracle, steady
@@ -122,10 +125,12 @@ async def _score(scorer: Scorer, subject: Subject, phrasing: Phrasing) -> float 
     return await scorer.score(subject.case, policy_of(phrasing, subject.forms))
 
 
-def _summary(subjects: Sequence[Subject], full: float, field: str, asked_for: str) -> Oracle:
-    """Return what the rows paid: in all, and by phrasing."""
+def _summary(
+    subjects: Sequence[Subject], full: float, field: str, asked_for: str, solved: Sequence[RowData]
+) -> Oracle:
+    """Return what the rows paid: in all, and by phrasing. `solved`: rows that a recorded answer solved."""
     unscored = [subject.name for subject in subjects if subject.best is None]
-    unsolved = [subject.name for subject in subjects if not subject.is_solved(full)]
+    unsolved = {subject.name: subject for subject in subjects if not subject.is_solved(full)}
     phrasings = dict.fromkeys(phrasing for subject in subjects for phrasing in subject.rewards)
     return Oracle(
         field=field,
@@ -141,6 +146,7 @@ def _summary(subjects: Sequence[Subject], full: float, field: str, asked_for: st
             for phrasing in phrasings
         },
         unsolved=tuple(unsolved),
+        recorded=tuple(name for name, subject in unsolved.items() if subject.row in solved),
         suspect=tuple(subject.name for subject in _suspect(subjects, full)),
         missing={"reward": f"no reward in any phrasing for {', '.join(unscored)}"} if unscored else {},
     )
@@ -218,12 +224,13 @@ async def measure(context: MeasurementContext) -> Probes:
     for probe in selected:
         outcome = await _probe(context, probe, subjects[probe.of], full)
         if isinstance(outcome, ProbeRewards):
-            answers[probe.name] = outcome
+            counter = await _counter_witnesses(context, probe.name) if names else ()
+            answers[probe.name] = outcome.model_copy(update={"counter": counter})
         else:
             missing[probe.name] = outcome or why[probe.of]
     blind = {flag.row for name in _ANY_WRONG if name in answers for flag in answers[name].flagged}
     for name, rewards in answers.items():  # rows that pay any answer say nothing more
-        if name not in _ANY_WRONG and PROBE_TEXTS[name][1] == "nothing":
+        if name not in (*_ANY_WRONG, *ANSWERS) and PROBE_TEXTS[name][1] != "strict":
             flagged = tuple(flag for flag in rewards.flagged if flag.row not in blind)
             answers[name] = rewards.model_copy(update={"flagged": flagged})
     recorded = [row.recording.reward for row in context.recorded if row.recording.reward is not None]
@@ -252,18 +259,30 @@ async def _probe(
     counted = [reward for rewards in by_row for reward in rewards if reward is not None]
     if not counted:
         return scorer.problem
-    pays_nothing = PROBE_TEXTS[probe.name][1] == "nothing"
     flagged = []
     for (subject, answers), rewards in zip(pairs, by_row, strict=True):
         numbers = [reward for reward in rewards if reward is not None]
-        is_flag = len(numbers) == len(rewards) and all((reward >= full) == pays_nothing for reward in numbers)
-        if probe.of != "row" and is_flag:
+        is_strict = PROBE_TEXTS[probe.name][1] == "strict"
+        is_flag = len(numbers) == len(rewards) and all((reward < full) == is_strict for reward in numbers)
+        if probe.of == "row":
+            is_flag = bool(numbers) and numbers[0] > 0
+        elif is_flag:
             again = await score(subject, answers)
-            if all(
+            is_flag = all(
                 two is not None and same_reward(one, two) for one, two in zip(numbers, again, strict=True)
-            ):
-                said = answers[0] if isinstance(answers[0], str) else _described(probe, answers[0])
-                flagged.append(FlaggedRow(row=subject.name, answer=said[:SHOWN], reward=numbers[0]))
+            )
+        if is_flag:
+            said = answers[0] if isinstance(answers[0], str) else _described(probe, answers[0])
+            flagged.append(
+                FlaggedRow(
+                    row=subject.name,
+                    answer=said[:SHOWN],
+                    reward=numbers[0],
+                    right=subject.best,
+                    recorded=subject.case.origin and subject.case.origin.recording.reward,
+                    options_shown=probe.name.startswith("every option") and subject.shows_options,
+                )
+            )
     return ProbeRewards(
         rows=sum(any(reward is not None for reward in rewards) for rewards in by_row),
         failed=sum(all(reward is None for reward in rewards) for rewards in by_row),
@@ -272,6 +291,18 @@ async def _probe(
         above_zero=sum(any((reward or 0) > 0 for reward in rewards) for rewards in by_row),
         flagged=tuple(flagged),
     )
+
+
+async def _counter_witnesses(context: MeasurementContext, probe: ProbeName) -> tuple[FlaggedRow, ...]:
+    """Give the answers that test the published reason of a probe's flags."""
+    about, scorer = (context.environment.known_as, context.request.stack.runtime.version), Scorer(context)
+    read = [proof for proof in proofs() if about == (proof.environments[0], proof.nemo_gym)]
+    tried = []
+    for witness in (witness for proof in read if probe in proof.probes for witness in proof.counter):
+        case = ReplayCase(witness.row, context.rows[int(witness.row.split()[1])], _empty)
+        if (reward := await scorer.score(case, constant_policy(witness.answer))) is not None:
+            tried.append(witness.model_copy(update={"reward": reward}))
+    return tuple(tried)
 
 
 def _described(probe: Probe, answer: Said) -> str:
