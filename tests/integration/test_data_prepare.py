@@ -170,19 +170,47 @@ def test_bad_rows_are_named_and_left_out_only_if_told(hub: Hub, tmp_path: Path) 
     lines = [jsonl([math_row(1)]), b"{broken\n", jsonl([wrong, {"question": "raw"}, math_row(2)])]
     hub.repositories[MATH] = {"train.jsonl": b"".join(lines), "validation.jsonl": jsonl([math_row(3)])}
     told: list[str] = []
-    with pytest.raises(DataError, match=r"\b3 rows .*_train\.jsonl:2: .*JSON.*--skip-bad"):
+    with pytest.raises(DataError, match=r"(?s)\b3 rows .*_train\.jsonl:2: .*JSON.*--skip-bad"):
         prepared("math_with_judge", tmp_path / "out", told.append)
     assert not (tmp_path / "out").exists()
     bad = [line for line in told if line.startswith("bad row")]
-    assert "_train.jsonl:3: responses_create_params.no_such_setting: Extra inputs are not permitted" in bad[1]
-    assert "_train.jsonl:4: " in bad[2]
-    assert "('question')" in bad[2]
+    assert "_train.jsonl:3: responses_create_params.no_such_setting: Extra inputs are not permitted" in bad[0]
+    assert "_train.jsonl:4: " in bad[1]
+    assert "('question')" in bad[1]
     hub.requests.clear()
     manifest = prepared("math_with_judge", tmp_path / "out", skip_bad=True)
     assert [request for request in hub.requests if "/train.jsonl" in request] == []
     note = manifest.files["train.jsonl"]
     assert (note.rows, note.sources[0].bad) == (2, 3)
     assert note.agents == {"math_with_judge_simple_agent": 2}, "the declared agent, not what the file says"
+
+
+def test_own_questions_become_rows_by_a_prompt_and_new_names(tmp_path: Path) -> None:
+    """A bad row is an error with file, line, field and the option that mends it; nothing is written."""
+    (tmp_path / "prompt.yaml").write_text('user: "{question} Answer in a box."\n')
+    texts = {"q.csv": 'question,answer\n"2, times 2?",4\n3 + 3?,6\n', "q.jsonl": ""}
+    texts["q.jsonl"] = '{"question": "2, times 2?", "answer": "4"}\n{"question": "3 + 3?", "answer": "6"}\n'
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        own: dict[str, Any] = {"input": str(tmp_path / name), "prompt": str(tmp_path / "prompt.yaml")}
+        own["splits"] = ("train",)
+        with pytest.raises(DataError) as refused:
+            prepared("math_with_judge", tmp_path / "out", **own)
+        assert str(refused.value).splitlines() == [
+            "math_with_judge: 2 rows cannot run",
+            f"  {tmp_path / name}:{2 if name == 'q.csv' else 1}: lacks 'expected_answer', and has 'question', 'answer'; "
+            "--rename answer=expected_answer makes it of what is there (2 rows)",
+            "  --skip-bad leaves such rows out",
+        ]
+        assert not (tmp_path / "out").exists()
+        own["rename"] = (("answer", "expected_answer"),)
+        prepared("math_with_judge", tmp_path, **own)
+        rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+        assert [row["expected_answer"] for row in rows] == ["4", "6"]
+        assert "2, times 2? Answer in a box." in json.dumps(rows[0]["responses_create_params"])
+        own["rename"] = (("reply", "expected_answer"),)
+        with pytest.raises(DataError, match="--rename reply=expected_answer: it has 'question', 'answer'"):
+            prepared("math_with_judge", tmp_path / "out", **own)
 
 
 @pytest.mark.heavy

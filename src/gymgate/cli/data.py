@@ -65,6 +65,14 @@ def command() -> None:
 )
 @field_option(OTHER, PrepareConfig, "script", metavar="FILE")
 @field_option(OTHER, PrepareConfig, "input", metavar="FILE")
+@field_option(
+    OTHER,
+    PrepareConfig,
+    "rename",
+    metavar="OLD=NEW",
+    callback=parsed(lambda texts: [key_value("--rename", text) for text in texts]),
+    help="Rename a field of the rows, as the environment calls it. Repeatable.",
+)
 @field_option(OTHER, PrepareConfig, "prompt", metavar="FILE")
 @config_option
 @agent_option
@@ -98,7 +106,7 @@ def prepare(
       gymgate data prepare aime24 -o data/aime24
       gymgate data prepare reasoning_gym -- --help
       gymgate data prepare reasoning_gym -- --task knights_knaves --size 500 --seed 1
-      gymgate data prepare math_with_judge --input raw.jsonl --prompt prompt.yaml
+      gymgate data prepare math_with_judge --input raw.csv --prompt prompt.yaml --rename answer=expected_answer
     """
     fields = option_fields(context)
     file = fields[PrepareConfig].get("input")

@@ -11,8 +11,10 @@ import click
 
 from gymgate.cli.options import gym_option, json_option
 from gymgate.cli.output import echo, log, print_json, print_table
+from gymgate.core import codec
 from gymgate.core.config import RuntimeConfig
 from gymgate.core.errors import ConfigError, DataError
+from gymgate.core.json_server import shortened
 from gymgate.gym.catalog import DataFile, EnvConfig, Environment
 from gymgate.gym.catalog.description import (
     ConfigDescription,
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from gymgate.quality import CheckResult
 
 IMAGES_SHOWN = 3
+LONGEST_FIELD = 100
+"""Characters of a row's field that are shown."""
+_NOT_THE_ENVIRONMENTS = ("responses_create_params", "agent_ref")
+"""Fields that every row has."""
 LONGEST_PROMPT = 600
 """Characters of a message that are shown."""
 
@@ -280,3 +286,8 @@ def _first_prompt(environment: Environment) -> None:
     echo("prompt of the first example row:")
     for entry in transcript(flat_row(row.data)):
         echo(f"  [{entry.role}] {cut(entry.text, LONGEST_PROMPT)}")
+    fields = {name: value for name, value in row.data.items() if name not in _NOT_THE_ENVIRONMENTS}
+    if fields:
+        echo("other fields of that row:")
+    for name, value in fields.items():
+        echo(f"  {name}: {shortened(codec.dumps(value).decode(), LONGEST_FIELD)}")

@@ -29,7 +29,9 @@ class PrepareConfig(Config):
     script_arguments: tuple[str, ...] = ()
     """The script's command line; without `script`, for the only script that the environment has."""
     input: str | None = None
-    """Your own rows (JSONL) instead of the declared data."""
+    """Your own rows (JSONL or CSV) instead of the declared data."""
+    rename: tuple[tuple[str, str], ...] = ()
+    """Fields of the rows to rename, as the environment calls them: pairs of old and new name."""
     prompt: str | None = None
     """Prompt (YAML: `user`, `system`) to fill raw rows into; `None`: the declared one."""
     requirements: tuple[str, ...] = ()

@@ -47,6 +47,7 @@ def order_for(
         "script": config.script,
         "script_arguments": list(config.script_arguments),
         "input": str(Path(config.input).expanduser().absolute()) if config.input else None,
+        "rename": dict(config.rename),
         "prompt": str(Path(config.prompt).absolute()) if config.prompt and is_own_prompt else config.prompt,
         "agent": config.environment.agent,
         "refresh": config.refresh,

@@ -155,7 +155,8 @@ class _Preparation:
             if kind == "step":
                 self.progress(f"{self.name}: {event['text'].removeprefix(f'{self.name}: ')}")
             elif kind == "bad":
-                self.bad.append(f"{event['source']}:{event['line']}: {event['reason']}")
+                more = f" ({event['rows']} rows)" if event["rows"] > 1 else ""
+                self.bad.append(f"{event['source']}:{event['line']}: {event['reason']}{more}")
             elif kind == "file":
                 self._note(event)
             elif kind == "help":
@@ -183,11 +184,12 @@ class _Preparation:
 
     def refuse_bad_rows(self) -> None:
         """Report bad rows. Raises `DataError` for them unless they may be left out, and if no row is left."""
-        for line in self.bad[:MAX_BAD_SHOWN]:
+        fails = self.bad_rows and not self.config.skip_bad
+        for line in self.bad[1 if fails else 0 : MAX_BAD_SHOWN]:
             self.progress(f"bad row: {line}")
-        if self.bad_rows and not self.config.skip_bad:
+        if fails:
             raise DataError(
-                f"{self.name}: {self.bad_rows} rows cannot run, the first: {self.bad[0]}; leave them out with --skip-bad"
+                f"{self.name}: {self.bad_rows} rows cannot run\n  {self.bad[0]}\n  --skip-bad leaves such rows out"
             )
         if self.bad_rows:
             self.progress(f"{self.bad_rows} bad rows left out")

@@ -1,7 +1,7 @@
 """Events of the program, one JSON line each:
 
 step     what it is doing now, human-readable: text
-bad      a row that cannot run: source, line, reason
+bad      rows that cannot run for one reason: source, line of the first, reason, rows
 file     a source is written: type, source, rows, bad, origin, agent, repeats, prompt, warning
 lacks    packages are declared that are not installed: requirements
 refused  it cannot be done: error (a class of `gymgate.core.errors`) and message

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import difflib
 import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,7 +15,9 @@ from .directories import Directories
 from .events import Events, refusal
 from .sources import AGENTS, DeclaredData, RawSource
 
+METADATA = "verifier_metadata"
 MAX_BAD_EVENTS = 20
+"""Kinds of bad rows in one source that are reported."""
 
 
 class RowWriter:
@@ -26,29 +31,32 @@ class RowWriter:
         self._default = declared.default_agent()
         manifest = _manifest(Path(declared.order["directory"]))
         self._agent_prompts = manifest.get("prompt_source") == "agent"
+        self._renamed: dict[str, str] = declared.order["rename"]
+        self._is_own = bool(declared.order["input"])
 
     def write(self, source: RawSource, path: Path, origin: dict[str, Any], out: IO[str]) -> None:
-        """Write every row of a source, in order. Objections of NeMo Gym's schema are a warning, as they are there."""
+        """Write every row of a source, in order.
+
+        What NeMo Gym's schema objects to is a warning, as it is there, but makes a row of the user's own file a bad one.
+        """
         self.events.step(f"{source.name}: checking rows")
         prompt, schema = self._prompt(source), self._schema(source)
-        rows = bad = 0
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.isspace():
-                    continue
-                try:
-                    row = ready_row(line, prompt, agent_prompts=self._agent_prompts)
-                except ValueError as error:
-                    bad += 1
-                    if bad <= MAX_BAD_EVENTS:
-                        reason = " ".join(str(error).split())
-                        self.events.send("bad", source=str(path), line=number, reason=reason)
-                    continue
-                if schema is not None:
-                    schema.validate_row(number, row)
-                row["agent_ref"] = {"type": AGENTS, "name": source.agent or self._agent_in(row)}
-                out.write(json.dumps(row) + "\n")
-                rows += 1
+        rows, bad = 0, dict[str, list[int]]()
+        for number, line in _lines(path):
+            try:
+                row = ready_row(line, prompt, agent_prompts=self._agent_prompts, renamed=self._renamed)
+                if schema is not None and self._is_own:
+                    _refuse_objection(row, schema)
+            except ValueError as error:
+                bad.setdefault(" ".join(str(error).split()), []).append(number)
+                continue
+            if schema is not None:
+                schema.validate_row(number, row)
+            row["agent_ref"] = {"type": AGENTS, "name": source.agent or self._agent_in(row)}
+            out.write(json.dumps(row) + "\n")
+            rows += 1
+        for reason, numbers in [*bad.items()][:MAX_BAD_EVENTS]:
+            self.events.send("bad", source=str(path), line=numbers[0], reason=reason, rows=len(numbers))
         self.events.send(
             "file",
             type=source.type,
@@ -59,7 +67,7 @@ class RowWriter:
             prompt=str(source.dataset["prompt_config"]) if prompt is not None else None,
             warning=schema.report.summary() if schema is not None and schema.report.error_rows else None,
             rows=rows,
-            bad=bad,
+            bad=sum(map(len, bad.values())),
         )
 
     def _agent_in(self, row: dict[str, Any]) -> str:
@@ -97,8 +105,52 @@ class RowWriter:
         return gym_symbol("TaskDataValidator")(server_name=type_, adapter=adapter, dataset_fpath=source.name)
 
 
-def ready_row(line: bytes, prompt: Any, *, agent_prompts: bool) -> dict[str, Any]:
-    """A line as a row that agents accept. With `agent_prompts`, the agent makes the prompt and a row needs none.
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows of a file, as JSON, with the lines at which they stand; those of a CSV file hold texts."""
+    if path.suffix.lower() == ".csv":
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restkey="")
+            for record in reader:
+                yield reader.line_num, json.dumps(record).encode()
+        return
+    with path.open("rb") as lines:
+        yield from ((number, line) for number, line in enumerate(lines, 1) if not line.isspace())
+
+
+def _refuse_objection(row: dict[str, Any], schema: Any) -> None:
+    """Raise `ValueError` with what NeMo Gym's schema objects to in a row: fields that the server needs, and where it looks."""
+    fields, _ = gym_symbol("normalize_task_fields")(row)
+    try:
+        schema._adapter.validate_python(fields)
+    except ValueError as error:
+        problems = error.errors() if hasattr(error, "errors") else []
+        missing = {str(problem["loc"][-1]) for problem in problems if problem["type"] == "missing"}
+        if not missing:
+            raise ValueError(_first_problem(error)) from None
+        raise ValueError(_missing(sorted(missing), fields)) from None
+    place = row.get(METADATA)
+    misplaced = (row.keys() & schema._legacy_fields) - {*(place if isinstance(place, dict) else ())}
+    if misplaced:
+        names = ", ".join(map(repr, sorted(misplaced)))
+        raise ValueError(f"the server looks for {names} in the row's {METADATA!r}, not at its top level")
+
+
+def _missing(missing: list[str], fields: dict[str, Any]) -> str:
+    """Which fields a row lacks, and the options that make them of those it has."""
+    options = []
+    for name in missing:
+        part = [other for other in fields if name.endswith(other) or other.endswith(name)]
+        if near := part or difflib.get_close_matches(name, fields, 1):
+            options.append(f"--rename {near[0]}={name}")
+    hint = f"; {' '.join(options)} makes it of what is there" if options else ""
+    has = ", ".join(map(repr, fields)) or "no other field"
+    return f"lacks {', '.join(map(repr, missing))}, and has {has}{hint}"
+
+
+def ready_row(
+    line: bytes, prompt: Any, *, agent_prompts: bool, renamed: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """A line as a row that agents accept, its fields `renamed`. With `agent_prompts`, the agent makes the prompt.
 
     Raises `ValueError` with the reason.
     """
@@ -108,6 +160,10 @@ def ready_row(line: bytes, prompt: Any, *, agent_prompts: bool) -> dict[str, Any
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"a row must be a JSON object, not {type(row).__name__}")
+    for old, new in (renamed or {}).items():
+        if old not in row or new in row:
+            raise ValueError(f"--rename {old}={new}: it has {', '.join(map(repr, row)) or 'no field'}")
+        row[new] = row.pop(old)
     params = row.get("responses_create_params")
     if prompt is not None:
         row = _fill(prompt, row)
