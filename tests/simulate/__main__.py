@@ -1,6 +1,6 @@
 """Look for races: run the scenes in universes that a seed decides, and check what gymgate promises.
 
-    ./dev simulate                              200 universes a scene, and the seeds of bugs that were found before
+    ./dev simulate                              200 universes a scene (slow ones fewer), and the seeds of bugs found before
     ./dev simulate --universes 5000             more of them, with other seeds: --from 1000
     ./dev simulate --scene collect --seed 3     one universe again, with the error's traceback
 
@@ -32,7 +32,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="./dev simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--universes", type=int, default=200, metavar="N", help="universes a scene (200)")
+    parser.add_argument(
+        "--universes",
+        type=int,
+        default=200,
+        metavar="N",
+        help="universes a scene (200; world a quarter, restarts half of them)",
+    )
     parser.add_argument(
         "--from", type=int, default=0, dest="first", metavar="SEED", help="the first seed (0)"
     )
@@ -68,6 +74,7 @@ def main() -> int:
 
 def explore(scene: Scene, first: int, universes: int, seconds: float | None) -> int:
     """Run a scene's universes, print a line about them, and return 1 if a promise did not hold."""
+    universes = max(1, round(universes * scene.share))
     seeds = [*scene.seeds, *(seed for seed in range(first, first + universes) if seed not in scene.seeds)]
     result = run_many(scene, seeds, seconds=seconds)
     faults = ", ".join(f"{name} {count}" for name, count in sorted(result.faults.items()))

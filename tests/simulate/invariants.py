@@ -107,7 +107,7 @@ def nothing_left(world: Any) -> None:
     """Raise `Violation` for tasks, timers and connections that are left, apart from those of hosts that crashed."""
     loop: Any = asyncio.get_running_loop()
     tasks = [
-        task.get_name()
+        f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', '')})"
         for task in asyncio.all_tasks()
         if task is not asyncio.current_task() and id(task) not in loop._crashed_ids
     ]

@@ -20,8 +20,10 @@ from typing import Any
 from unittest import mock
 from weakref import WeakValueDictionary
 
+from aiohttp import web_protocol
 from parts import KEPT_IN_SETS
 from simloom import SimNetwork, SimTransport
+from simloom._context import current_host
 
 FIRST_NUMBER = 1_000_000
 """Of a simulated socket: beyond any real descriptor."""
@@ -126,6 +128,20 @@ def entered() -> Iterator[None]:
     ) -> Any:
         return await listen(self, factory, host, next(ports) if port == 0 else port, **options)
 
+    class HostedTask(asyncio.Task[Any]):
+        """What aiohttp makes past its loop: it has to end when its host crashes."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            if (host := current_host.get()) is not None:
+                host._register(self)
+            super().__init__(*args, **options)
+
+    class OwnAsyncio:
+        Task = HostedTask
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
     with contextlib.ExitStack() as patches:
         for where, name, new in (
             (SimTransport, "__init__", numbered),
@@ -136,6 +152,7 @@ def entered() -> Iterator[None]:
             (SimNetwork, "_release", release),
             (SimNetwork, "create_server", listen_on_a_free_port),
             (select, "poll", Poll),
+            (web_protocol, "asyncio", OwnAsyncio()),
             (fcntl, "ioctl", asked),
             (resource, "setrlimit", lambda *_: None),
         ):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -34,6 +37,8 @@ class Scene:
     """Virtual seconds in which each universe ends."""
     seeds: tuple[int, ...] = ()
     """Universes in which a bug was found. They are tried by each run."""
+    share: float = 1.0
+    """Of the universes that are asked for, less for a scene that takes long."""
 
 
 @dataclass
@@ -71,7 +76,9 @@ def run_one(scene: Scene, seed: int) -> simloom.RunResult:
         ledger.check()
 
     with seams.entered():
-        return simloom.run(main, seed=seed, raise_on_error=False, virtual_time=True, seed_randomness=True)
+        universe = simloom.run(main, seed=seed, raise_on_error=False, virtual_time=True, seed_randomness=True)
+    gc.collect()  # what was left of crashed hosts is closed now, and not in the middle of the next universe
+    return universe
 
 
 def what_waits() -> list[str]:
@@ -104,5 +111,7 @@ def run_many(
 
 
 def quiet() -> None:
-    """Keep what gymgate logs of thousands of faults off the screen."""
+    """Keep what gymgate logs of thousands of faults, and what crashed hosts leave, off the screen."""
     logging.disable(logging.CRITICAL)
+    sys.unraisablehook = lambda _: None
+    warnings.simplefilter("ignore", RuntimeWarning)

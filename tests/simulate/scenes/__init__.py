@@ -2,7 +2,7 @@
 
 from universes import Scene
 
-from scenes import collect, collectors, disk, gateway, http, leases, replicas, resends, rpc
+from scenes import collect, collectors, disk, gateway, http, leases, replicas, resends, restarts, rpc, world
 
-_MODULES = (rpc, http, replicas, gateway, resends, leases, collect, disk, collectors)
+_MODULES = (rpc, http, replicas, gateway, resends, leases, collect, disk, collectors, restarts, world)
 SCENES: dict[str, Scene] = {module.SCENE.name: module.SCENE for module in _MODULES}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from unittest import mock
 import simloom
 from invariants import Ledger, within
 from parts import (
-    Daemon,
     GymgateError,
     Lease,
     LeaseHolder,
@@ -29,17 +26,15 @@ from parts import (
 )
 from universes import Scene
 
+from scenes.daemons import Daemons
 from scenes.faults import ended, happen, seconds, split
 
 CLIENTS, ROLLOUTS = 5, 3
-PORT = 7000
 TIMEOUT_S = 20.0
 ROW = {"responses_create_params": {"input": "hi"}}
 LINGER_S = 1.0
 STOPS_S = 5.0
 """For a daemon to stop its stack."""
-ATTEMPTS = 3
-"""Tries to connect, as `Leases.take` has."""
 
 
 class ScriptedStack:
@@ -73,41 +68,12 @@ class ScriptedStack:
         return {}
 
 
-class SimulatedDaemon(Daemon):
-    """A daemon that listens on a simulated port, without signals and without watching its starter."""
-
-    def __init__(self, run: Any) -> None:
-        super().__init__(None, Path("/nowhere/daemon.sock"), Path("/nowhere"), 0)  # type: ignore[arg-type]
-        self.run = run
-        self.listening = asyncio.Event()
-
-    async def serve(self) -> None:
-        server = await self._loop.create_server(self._connected, self.host.name, PORT)
-        self._retire_in(daemon_module.HELLO_TIMEOUT_S)
-        self.listening.set()
-        await self._stopping.wait()
-        server.close()
-        await self._stop()
-
-    def _connected(self) -> Any:
-        peer = super()._connected()
-        holder = next(holder for holder in self.leases if holder.peer is peer)
-        peer.handlers["run"] = lambda message, row: self.run(holder, message, row)
-        return peer
-
-    def _is_asked(self) -> bool:
-        return False
-
-
 async def play(world: Any, ledger: Ledger) -> None:
     loop = asyncio.get_running_loop()
     config = StackConfig(
         environments=("mcqa",), share="machine", linger_s=LINGER_S * simloom.draw("lingers", 2)
     )
     clients = [world.host(f"client{n}") for n in range(CLIENTS)]
-    daemons: list[SimulatedDaemon] = []
-    serving: dict[asyncio.Task[Any], Any] = {}
-    starting, outside = asyncio.Lock(), contextvars.copy_context()
     conversations: defaultdict[str, list[int]] = defaultdict(list)
     happened: list[str] = []
     ScriptedStack.up = 0
@@ -134,35 +100,6 @@ async def play(world: Any, ledger: Ledger) -> None:
         }
         timing = {"total_s": loop.time() - began, "model_s": 0.0, "judge_s": 0.0}
         return Reply(None, codec.dumps({**record, "calls": [], "requests": [], "timing": timing}))
-
-    async def start() -> SimulatedDaemon:
-        daemon = SimulatedDaemon(run)
-        daemon.host = world.host(f"daemon{len(daemons)}")
-        daemons.append(daemon)
-        # In this context, or the daemon would crash with the host of the client that starts it.
-        serving[outside.run(daemon.host.spawn, daemon.serve)] = daemon.host
-        await daemon.listening.wait()
-        return daemon
-
-    async def take() -> Lease:
-        for attempt in range(1, ATTEMPTS + 1):
-            async with starting:  # as the lock of the socket
-                latest = daemons[-1] if daemons else None
-                is_there = latest is not None and not latest.is_retired and not latest.host.crashed
-                daemon = latest if is_there and latest is not None else await start()
-            await asyncio.sleep(seconds("until it is accepted", 0.2))
-            lease = Lease(lambda: "the daemon is gone", None)
-            with contextlib.suppress(ConnectionError):
-                await loop.create_connection(lambda lease=lease: lease.peer, daemon.host.name, PORT)
-            try:
-                await lease.hello(config)
-                return lease
-            except BaseException as error:
-                await asyncio.shield(lease.goodbye())
-                if not isinstance(error, StackLostError) or lease.peer.heard or attempt == ATTEMPTS:
-                    raise
-                simloom.reached("came too late")
-        raise AssertionError
 
     async def use(own: str) -> None:
         async def policy(request: dict[str, Any]) -> str:
@@ -201,7 +138,10 @@ async def play(world: Any, ledger: Ledger) -> None:
         await asyncio.sleep(seconds("start of a client", 8.0))
         try:
             stack = await Stack._open(
-                config, take, Lease.goodbye, reconnect=bool(simloom.draw("reconnects", 2))
+                config,
+                lambda: daemons.take(config),
+                Lease.goodbye,
+                reconnect=bool(simloom.draw("reconnects", 2)),
             )
         except GymgateError as error:
             if not happened and not isinstance(error, StackStartError):
@@ -221,16 +161,18 @@ async def play(world: Any, ledger: Ledger) -> None:
         host.crash()
 
     def crash_daemon() -> None:
-        if daemons and not daemons[-1].host.crashed:
+        if (latest := daemons.latest) is not None and not latest.host.crashed:
             happened.append("crash")
-            ScriptedStack.up -= daemons[-1]._stack is not None and daemons[-1]._stack.is_up
-            daemons[-1].host.crash()
+            stack: Any = latest._stack
+            ScriptedStack.up -= stack is not None and stack.is_up
+            latest.host.crash()
 
     def part() -> None:
-        if daemons:
+        if (latest := daemons.latest) is not None:
             happened.append("partition")
-            split(world, daemons[-1].host, clients[1], for_s=seconds("partition", 30.0))
+            split(world, latest.host, clients[1], for_s=seconds("partition", 30.0))
 
+    daemons = Daemons(world, run=run)
     with mock.patch.object(daemon_module, "RunningStack", ScriptedStack):
         tasks = {host.spawn(lambda own=host.name: use(own)): host for host in clients}
         await happen(
@@ -242,10 +184,10 @@ async def play(world: Any, ledger: Ledger) -> None:
         world.net.heal()
         world.host("repairs").crash()
         with within(LINGER_S + STOPS_S, "the end of the stack after the last lease"):
-            await ended(serving)
+            await ended(daemons.serving)
     ledger.left |= {
         "stacks": lambda: ScriptedStack.up,
-        "leases": lambda: sum(len(daemon.leases) for daemon in daemons if not daemon.host.crashed),
+        "leases": lambda: daemons.leases,
     }
 
 
