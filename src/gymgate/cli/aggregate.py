@@ -110,8 +110,8 @@ def command(
     usage = collected.usage.rows(dict(prices))
     rows = list(task_rows(collected)) if outputs else []
     if limits is not None:
-        kept = {task.key for task in keep(collected, *limits)}
-        rows = [row for row in rows if (row["environment"], row["row_key"], row["occurrence"]) in kept]
+        selection = {task.key for task in keep(collected, *limits)}
+        rows = [row for row in rows if (row["environment"], row["row_key"], row["occurrence"]) in selection]
     for path in outputs:
         write_table(path, rows)
     if summary is not None:

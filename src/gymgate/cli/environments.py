@@ -48,9 +48,9 @@ def environment_configs(
     Raises `ConfigError` for `--config` or `--agent` with several environments.
     """
     fields = option_fields(context)[EnvironmentConfig]
-    listed = [environments] if isinstance(environments, str) else environments
+    items = [environments] if isinstance(environments, str) else environments
     configs = [
-        EnvironmentConfig.model_validate({"name": item} if isinstance(item, str) else item) for item in listed
+        EnvironmentConfig.model_validate({"name": item} if isinstance(item, str) else item) for item in items
     ]
     if len(configs) > 1 and (wrong := [f"--{name}" for name in ("config", "agent") if name in fields]):
         raise ConfigError(

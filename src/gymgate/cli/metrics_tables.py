@@ -97,14 +97,14 @@ def _print(columns: Sequence[Column], *, markdown: bool, drop: bool) -> None:
 def _columns(rows: Rows, ks: Sequence[int] | None) -> list[Column]:
     """Return the columns of a terminal; where it is too narrow, outcomes other than failures are dropped first, then pass@k."""
     names = numbered("pass@", rows)
-    chosen = [f"pass@{k}" for k in ks] if ks else [*names[:1], *names[1:][-1:]]
+    passes = [f"pass@{k}" for k in ks] if ks else [*names[:1], *names[1:][-1:]]
     counts = [name for name in NOT_SCORED if any(row[name] for row in rows)]
     columns = [_column(rows, "rollouts")]
     columns += (_column(rows, name, rank=0 if name == "failed" else 2) for name in counts)
     if any(row["scored_tasks"] != row["tasks"] for row in rows):
         columns.append(_column(rows, "tasks", _tasks, rank=2))
     columns.append(_column(rows, "mean ± se", _mean, left=True))
-    columns += (_column(rows, name, rank=1) for name in chosen)
+    columns += (_column(rows, name, rank=1) for name in passes)
     return columns
 
 

@@ -37,7 +37,7 @@ def command(
     """
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     path = output or first / "report.html"
-    made = shlex.join(["gymgate", *sys.argv[1:]])
+    command_line = shlex.join(["gymgate", *sys.argv[1:]])
     write_report(
         runs,
         path,
@@ -45,7 +45,7 @@ def command(
         tasks=tasks,
         per_task=per_task,
         prices=dict(prices),
-        command=made,
+        command=command_line,
     )
     echo(str(path))
     run = shlex.quote(str(runs[0]))

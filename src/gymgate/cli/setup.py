@@ -133,18 +133,18 @@ class SetupReport:
         from gymgate.gym.runtime.npm import AGENT_COMMANDS, ensure_agent_command
 
         catalog = open_catalog(config, progress=progress)
-        for name, chosen in [(name, catalog.find(name).config(None)) for name in names]:
+        for name, env_config in [(name, catalog.find(name).config(None)) for name in names]:
             # npm installs these agents' commands, so their own installation scripts are no need of the user's.
-            scripts = [f"({agent.type}/setup_" for agent in chosen.agents if agent.type in AGENT_COMMANDS]
-            for need in chosen.needs:
+            scripts = [f"({agent.type}/setup_" for agent in env_config.agents if agent.type in AGENT_COMMANDS]
+            for need in env_config.needs:
                 if need.kind != "package" and not any(script in need.detail for script in scripts):
                     self.needs.append(OpenNeed(name, need.kind, need.detail))
             try:
-                if chosen.requirements:
-                    self.add_runtime(config, progress, chosen.requirements, name)
+                if env_config.requirements:
+                    self.add_runtime(config, progress, env_config.requirements, name)
             except SetupError as error:
                 self.failed.append(FailedSetup(name, str(error)))
-            for agent in chosen.agents:
+            for agent in env_config.agents:
                 try:
                     if command := ensure_agent_command(agent.type, agent.block, progress):
                         self.commands.append(InstalledCommand(name, agent.name, str(command)))

@@ -32,15 +32,15 @@ def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
         raise OptionError("--all stops every stack; leave out STACK or --all")
     daemons = find_daemons()
     if everything:
-        chosen = [*daemons.reachable]
+        selection = [*daemons.reachable]
     elif pids:
-        chosen = [daemons.choose(pid) for pid in dict.fromkeys(pids)]
+        selection = [daemons.choose(pid) for pid in dict.fromkeys(pids)]
     else:
-        chosen = [daemon] if (daemon := daemons.only()) is not None else []
-    if not chosen:
+        selection = [daemon] if (daemon := daemons.only()) is not None else []
+    if not selection:
         echo(NONE)
-    described = {daemon: str(daemon) for daemon in chosen}  # its logs are removed with it
-    endings = end_daemons(chosen, now=now)
+    described = {daemon: str(daemon) for daemon in selection}  # its logs are removed with it
+    endings = end_daemons(selection, now=now)
     for daemon, ending in endings.items():
         echo(f"{ending} {described[daemon]}")
         if (program := daemon.owner_command) is not None:

@@ -67,30 +67,30 @@ class Conversations:
         """Forget all of them."""
         self._requests.clear()
 
-    def _keep(self, raw: bytes, body: Any, dialect: Dialect, known: tuple[_Request, _End] | None) -> None:
+    def _keep(self, raw: bytes, body: Any, dialect: Dialect, base: tuple[_Request, _End] | None) -> None:
         field = FIELDS[dialect]
         items = body.get(field) if isinstance(body, dict) else None
         if not isinstance(items, list) or not items:
             return
         # Counted before anything is kept: a body of two bytes a value takes a hundred times its length.
-        values = codec.count_values(raw if known is None else raw[known[1].offset :])
-        values += 0 if known is None else known[0].values_until(known[1])
+        values = codec.count_values(raw if base is None else raw[base[1].offset :])
+        values += 0 if base is None else base[0].values_until(base[1])
         if values > KEPT_VALUES or len(raw) > KEPT_BYTES:
             body[field] = list(items)
             return
         history = items if isinstance(items, History) else History(items)
         body[field] = history
-        if known is None:
+        if base is None:
             opening = _OPENINGS[field].search(raw)
             head, start = (0, 0) if opening is None else (opening.end(), opening.end())
         else:
-            head, start = known[0].head, known[1].offset
+            head, start = base[0].head, base[1].offset
         end = _end_of_items(raw, body, field, start) if head else -1
         if end < 0:
             return
-        if known is not None:
-            self._requests.remove(known[0])  # in most cases this is the conversation that went on from there
-        tail = raw[end:] if known is None else None
+        if base is not None:
+            self._requests.remove(base[0])  # in most cases this is the conversation that went on from there
+        tail = raw[end:] if base is None else None
         self._requests.append(_Request(raw[:end].rstrip(), dialect, head, start, tail, history, values))
         while sum(len(request.text) for request in self._requests) > KEPT_BYTES:
             self._requests.popleft()

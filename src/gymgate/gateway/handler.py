@@ -134,8 +134,8 @@ class PortHandler:
         sender = route
         if route is None and (hidden := _ROUTING_KEY.search(raw)) is not None:
             sender = self.gateway.find(hidden[1].decode())
-        known = None if sender is None or sender.closed else sender.conversations(self.model_server)
-        parse = codec.parse_bounded if known is None else partial(known.parse, dialect=path.dialect)
+        past = None if sender is None or sender.closed else sender.conversations(self.model_server)
+        parse = codec.parse_bounded if past is None else partial(past.parse, dialect=path.dialect)
         body, raw = parse_body(raw, parse)
         stripped, entry = take_routing_entry(body)
         if stripped is not body:

@@ -286,8 +286,8 @@ class Route:
         except PolicyError as error:
             answer = self._answer_to_overflow(call, backend, upstream, error)
         usage = answer.usage or usage_of(answer.body, backend.dialect)
-        named = with_text_ids(answer.body, backend.dialect)
-        result = translate_answer(named, body, backend.dialect, dialect, target.memory, usage=usage)
+        result = with_text_ids(answer.body, backend.dialect)
+        result = translate_answer(result, body, backend.dialect, dialect, target.memory, usage=usage)
         if self.closed:  # a backend that cannot be cancelled; nothing is recorded any more
             return
         unchanged = answer.raw if result is answer.body else None

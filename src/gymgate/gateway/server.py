@@ -228,8 +228,8 @@ class Gateway:
         targets |= {name: Target(policy if name in policy_servers else judging) for name in stand_ins}
         for name, judge in {**self._judges, **(judges or {})}.items():
             if name not in policy_servers or judge != "policy":
-                asked = judging if judge == "policy" else None if judge == "none" else self._backend(judge)
-                targets[name] = None if asked is None else Target(asked)
+                backend = judging if judge == "policy" else None if judge == "none" else self._backend(judge)
+                targets[name] = None if backend is None else Target(backend)
         route = Route(
             targets,
             base_url=self.url,

@@ -51,12 +51,12 @@ def user_of(transport: asyncio.BaseTransport | None) -> int | None:
 
 def _by_netlink(family: int, theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
     addresses = (socket.inet_pton(family, host[0]) for host in (theirs, ours))
-    asked = _ASKED.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF)
-    asked += _PORTS.pack(theirs[1], ours[1], *addresses) + _ANY
+    query = _ASKED.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF)
+    query += _PORTS.pack(theirs[1], ours[1], *addresses) + _ANY
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
             kernel.settimeout(_TIMEOUT_S)
-            kernel.send(_HEADER.pack(_HEADER.size + len(asked), _SOCK_DIAG_BY_FAMILY, _REQUEST, 1, 0) + asked)
+            kernel.send(_HEADER.pack(_HEADER.size + len(query), _SOCK_DIAG_BY_FAMILY, _REQUEST, 1, 0) + query)
             answer = kernel.recv(4096)
     except OSError:  # forbidden, or not there
         return _by_proc(family, theirs, ours)

@@ -165,11 +165,11 @@ class _SourceReader:
     def _read_function(self, name: str, function: FunctionType) -> None:
         """Read what a function names, its defaults, and the variables of functions around it that it does not set."""
         code = function.__code__
-        names = {each for inner in _codes(code) for each in inner.co_names}
-        for each in sorted(names & function.__globals__.keys()):
-            value = function.__globals__[each]
-            if each.isupper() or not isinstance(value, (*_PLAIN, tuple, frozenset)):
-                self.read(each, value, mutable=each.isupper())
+        names = {global_name for inner in _codes(code) for global_name in inner.co_names}
+        for global_name in sorted(names & function.__globals__.keys()):
+            value = function.__globals__[global_name]
+            if global_name.isupper() or not isinstance(value, (*_PLAIN, tuple, frozenset)):
+                self.read(global_name, value, mutable=global_name.isupper())
         defaults = (*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items())
         self._read_all(name, defaults, mutable=False)
         changing = _stored(code, "STORE_DEREF")
@@ -202,8 +202,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _stored(code: CodeType, operation: str) -> set[str]:
     """Return the names that code stores values under by an operation."""
-    instructions = (each for inner in _codes(code) for each in dis.get_instructions(inner))
-    return {str(each.argval) for each in instructions if each.opname == operation}
+    instructions = (instruction for inner in _codes(code) for instruction in dis.get_instructions(inner))
+    return {str(instruction.argval) for instruction in instructions if instruction.opname == operation}
 
 
 def _set_later(of: type) -> set[str]:

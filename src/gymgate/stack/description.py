@@ -73,8 +73,8 @@ async def served_models(config: StackConfig) -> dict[str, str]:
         if isinstance(endpoint, HTTPEndpoint) and endpoint.model is None
     ]
     async with HTTPClient() as client:
-        listed = await asyncio.gather(*(_listed(endpoint, client) for _, endpoint in unnamed))
-    return {name: models.pop() for (name, _), models in zip(unnamed, listed, strict=True) if len(models) == 1}
+        lists = await asyncio.gather(*(_listed(endpoint, client) for _, endpoint in unnamed))
+    return {name: models.pop() for (name, _), models in zip(unnamed, lists, strict=True) if len(models) == 1}
 
 
 async def _listed(endpoint: HTTPEndpoint, client: HTTPClient) -> set[str]:
@@ -95,12 +95,12 @@ def _environment(
     name: str, spec: EnvironmentConfig, environment: Environment, config: StackConfig, catalog: Catalog
 ) -> dict[str, Any]:
     """Every setting that differs from its default, those that a run has always held, and the content of a user's own code."""
-    chosen = environment.config(spec.config)
-    content = environment_content(chosen, config.component_roots, catalog.site)
+    environment_config = environment.config(spec.config)
+    content = environment_content(environment_config, config.component_roots, catalog.site)
     return {
         **spec.model_dump(mode="json", include={"agent", "overrides"}),
         **spec.model_dump(mode="json", exclude_defaults=True),
-        "config": chosen.name if spec.config is not None else None,
+        "config": environment_config.name if spec.config is not None else None,
         "name": name,
         **({"content": content} if content else {}),
     }

@@ -100,12 +100,12 @@ class LogReader:
 
     def _after_cut(self) -> int:
         """Return where to go on: at what has not been read yet, else where bytes are missing that nobody has read."""
-        found = _DROPPED.search(os.pread(self._file.fileno(), 1 << 16, 0))
-        if found is not None and (read := self._file.tell() - int(found[1])) >= 0:
-            return found.end() + read
+        match = _DROPPED.search(os.pread(self._file.fileno(), 1 << 16, 0))
+        if match is not None and (read := self._file.tell() - int(match[1])) >= 0:
+            return match.end() + read
         if self._partial:  # its end is lost
             self._partial += b"\n"
-        return 0 if found is None else found.start()  # without: somebody else emptied the file
+        return 0 if match is None else match.start()  # without: somebody else emptied the file
 
 
 def _cut(path: Path) -> None:

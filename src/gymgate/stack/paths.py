@@ -50,10 +50,10 @@ def base_directory() -> Path:
 def make_private(path: Path) -> None:
     """Make a directory that only this user can enter. Raises `OSError` if it belongs to another user."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.stat(follow_symlinks=False)
-    if found.st_uid != os.getuid():
-        raise PermissionError(1, f"belongs to user {found.st_uid}")
-    if found.st_mode & 0o077:
+    status = path.stat(follow_symlinks=False)
+    if status.st_uid != os.getuid():
+        raise PermissionError(1, f"belongs to user {status.st_uid}")
+    if status.st_mode & 0o077:
         path.chmod(0o700)
 
 

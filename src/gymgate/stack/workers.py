@@ -41,7 +41,7 @@ def count_workers(
     for server in servers_of(config):
         value = server.block.get("num_workers")
         try:
-            asked = max(int(value or 1), 1)
+            requested = max(int(value or 1), 1)
         except (TypeError, ValueError):
             raise ConfigError(f"{server.key}.num_workers is {value!r}; give a whole number") from None
         reason = None
@@ -56,15 +56,15 @@ def count_workers(
         elif (file := code[server.name].limits_workers) is not None:
             reason = f"its code limits it ({file})"
         else:
-            counts[server.name] = asked
+            counts[server.name] = requested
             callers += [server] if server.kind != RESOURCES else []
-        if reason and asked > 1:
-            warnings.append(f"{server.key}.num_workers={asked} has no effect: {reason}")
+        if reason and requested > 1:
+            warnings.append(f"{server.key}.num_workers={requested} has no effect: {reason}")
     # Agents first. With fewer workers of a caller, some of the servers that it calls would get no calls.
     for caller in sorted(callers, key=lambda server: server.kind != AGENTS):
         called = (RESOURCES,) if caller.kind == AGENTS else (RESOURCES, AGENTS)
-        named = (name for _, kind, name in references(caller.block) if kind in called)
-        counts[caller.name] = max(counts[caller.name], *(counts.get(name, 1) for name in named), 1)
+        names = (name for _, kind, name in references(caller.block) if kind in called)
+        counts[caller.name] = max(counts[caller.name], *(counts.get(name, 1) for name in names), 1)
     return Workers(counts, tuple(warnings))
 
 

@@ -46,22 +46,22 @@ async def wait_until_ready(
             answered |= {url: result for url, result in results_by_url.items() if not isinstance(result, str)}
             if not missing or (not every and answered):
                 return answered
-            named = "; ".join(f"{url}: {reason}" for url, reason in missing.items())
+            reasons = "; ".join(f"{url}: {reason}" for url, reason in missing.items())
             now = time.monotonic()
             left_s = started + within_s - now
             if left_s <= 0:
                 break
             if now - reminded >= REMIND_S or now - started < POLL_S:
                 reminded = now
-                progress(f"waiting for {whose}, {left_s:.0f} s at most ({named})")
+                progress(f"waiting for {whose}, {left_s:.0f} s at most ({reasons})")
             await asyncio.sleep(min(POLL_S, max(0.01, left_s)))
     if not answered:
         after = f" after {within_s:g} s" if within_s else ""
         raise PolicyError(
-            f"no endpoint of {whose} answers{after} ({named}); start it, or wait for it: --wait-for-policy SECONDS "
+            f"no endpoint of {whose} answers{after} ({reasons}); start it, or wait for it: --wait-for-policy SECONDS "
             "(`wait_for_policy_s` in Python)",
             endpoint=endpoint.base_url,
             retryable=True,
         )
-    progress(f"going on without {len(missing)} of {len(urls)} replicas ({named})")
+    progress(f"going on without {len(missing)} of {len(urls)} replicas ({reasons})")
     return answered

@@ -85,9 +85,9 @@ def with_text_ids(answer: Json, dialect: Dialect) -> Json:
 def _with_text_call_ids(choice: Any) -> Any:
     message = part_of(choice, "message")
     calls = message.get("tool_calls")
-    if not isinstance(calls, list) or (named := [_with_text_ids(call) for call in calls]) == calls:
+    if not isinstance(calls, list) or (text_calls := [_with_text_ids(call) for call in calls]) == calls:
         return choice
-    return {**choice, "message": {**message, "tool_calls": named}}
+    return {**choice, "message": {**message, "tool_calls": text_calls}}
 
 
 def _with_text_ids(part: Any) -> Any:
@@ -117,8 +117,8 @@ def with_call_ids(answer: Json) -> Json:
     calls = message.get("tool_calls") or []
     if all(call.get("id") for call in calls) and message.get("role") == "assistant":
         return answer
-    named = [call if call.get("id") else {**call, "id": new_id("call")} for call in calls]
-    fixed = {**message, "role": "assistant", **({"tool_calls": named} if named else {})}
+    calls_with_ids = [call if call.get("id") else {**call, "id": new_id("call")} for call in calls]
+    fixed = {**message, "role": "assistant", **({"tool_calls": calls_with_ids} if calls_with_ids else {})}
     return {**answer, "choices": [{**choice, "message": fixed}, *answer["choices"][1:]]}
 
 

@@ -110,8 +110,8 @@ class ConversationMemory:
                 continue
             here = tuple(fingerprint.content for fingerprint in fingerprints[at:end])
             if (run := runs.get(here)) is not None:
-                named = self._by_id.get((agent, endpoint, fingerprints[at].id or ""))
-                return named if named is not None and named.contents == here else run
+                by_id = self._by_id.get((agent, endpoint, fingerprints[at].id or ""))
+                return by_id if by_id is not None and by_id.contents == here else run
         return None
 
 

@@ -106,8 +106,8 @@ def fault_of(answer: Any, dialect: Dialect) -> str | None:
     name = _CONTENT[dialect]
     parts = answer.get(name)
     if parts is None:
-        said = message_in(answer) or f"it has {', '.join(answer) or 'nothing'}"
-        return f"answered without {name!r} ({shortened(said)})"
+        reason = message_in(answer) or f"it has {', '.join(answer) or 'nothing'}"
+        return f"answered without {name!r} ({shortened(reason)})"
     if not _are_objects(parts):
         return f"answered with {name!r} that is no list of objects: {parts!r:.80}"
     if dialect == "responses":

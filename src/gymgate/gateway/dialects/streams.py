@@ -75,8 +75,8 @@ def _chunks(choice: Json) -> Iterator[Json]:
     logprobs = choice.get("logprobs")
     for delta in _deltas(message):
         has_text = "content" in delta or "refusal" in delta
-        shown = logprobs if has_text else None
-        yield {"index": index, "delta": delta, "logprobs": shown, "finish_reason": None}
+        own_logprobs = logprobs if has_text else None
+        yield {"index": index, "delta": delta, "logprobs": own_logprobs, "finish_reason": None}
         if has_text:
             logprobs = None  # clients add up those of all chunks
     end = {"index": index, "delta": {}, "logprobs": logprobs, "finish_reason": choice.get("finish_reason")}

@@ -44,10 +44,10 @@ def with_usage_details(answer: Json, counts: Usage) -> Json:
     The same object comes back where nothing was missing.
     """
     usage: Any = answer.get("usage")
-    known = usage_for_responses(counts, usage)
-    if known is None or all(usage.get(name) == value for name, value in known.items()):
+    complete = usage_for_responses(counts, usage)
+    if complete is None or all(usage.get(name) == value for name, value in complete.items()):
         return answer
-    return {**answer, "usage": {**usage, **known}}
+    return {**answer, "usage": {**usage, **complete}}
 
 
 def usage_for_responses(counts: Usage, usage: Any) -> Json | None:
@@ -58,15 +58,15 @@ def usage_for_responses(counts: Usage, usage: Any) -> Json | None:
     if not isinstance(usage, dict):
         return None
     read, written = counts.input_tokens or 0, counts.output_tokens or 0
-    known = part_of(usage, "input_tokens_details")
+    details = part_of(usage, "input_tokens_details")
     cache = {
         "cached_tokens": counts.cached_tokens or 0,
-        "cache_write_tokens": _count(known.get("cache_write_tokens")) or 0,
+        "cache_write_tokens": _count(details.get("cache_write_tokens")) or 0,
     }
     reasoning = {"reasoning_tokens": counts.reasoning_tokens or 0}
     return {
         "input_tokens": read,
-        "input_tokens_details": {**known, **cache},
+        "input_tokens_details": {**details, **cache},
         "output_tokens": written,
         "output_tokens_details": {**part_of(usage, "output_tokens_details"), **reasoning},
         "total_tokens": _or_sum(usage, read, written),

@@ -132,8 +132,8 @@ def says_all_of(blocks: Sequence[Block], recorded: Sequence[Block]) -> bool:
 
 
 def _spoken(blocks: Sequence[Block]) -> list[str]:
-    chosen = [block for block in blocks if block.role in ("system", "user")]
-    return [part for block in chosen for part in (*map(_squeeze, block.texts), *block.media)]
+    spoken = [block for block in blocks if block.role in ("system", "user")]
+    return [part for block in spoken for part in (*map(_squeeze, block.texts), *block.media)]
 
 
 def _role(item: Item) -> Role | None:
@@ -150,11 +150,11 @@ def _add(block: Block, item: Item, order: dict[str, int]) -> None:
     if kind == "message":
         _add_content(block, item.get("content"))
     elif block.role == "tool":
-        said = Block("tool")
-        _add_content(said, item.get("output"))
+        output = Block("tool")
+        _add_content(output, item.get("output"))
         position = order.get(str(item.get("call_id")), len(order) + len(block.outputs))
-        block.outputs.append((position, "".join(said.texts)))
-        block.media.extend(said.media)
+        block.outputs.append((position, "".join(output.texts)))
+        block.media.extend(output.media)
     elif kind == "function_call":
         order[str(item.get("call_id"))] = len(order)
         block.calls.append((str(item.get("name")), canonical_json(item.get("arguments") or {}).strip()))

@@ -105,8 +105,8 @@ class ReplayIndex:
         return matches[next(self._rotation.setdefault(key, itertools.count())) % len(matches)]
 
     def _unknown(self, blocks: list[Block]) -> UnknownConversationError:
-        known = f"{len(self.recordings)} recorded rollout(s)"
-        where = f"no recorded answer for this conversation of {len(blocks)} message(s) among {known}"
+        count = f"{len(self.recordings)} recorded rollout(s)"
+        where = f"no recorded answer for this conversation of {len(blocks)} message(s) among {count}"
         keys = prefix_keys(blocks)
         alike = next((n for n in reversed(range(len(keys))) if keys[n] in self._begun), None)
         detail = (
@@ -130,13 +130,13 @@ def _difference(recording: Recording, position: int, blocks: list[Block]) -> str
     recorded, near = _transcript(recording), f"; nearest is {recording.name}, which"
     if position >= len(recorded):
         return f"{near} ends after message {position}, where the policy is asked to go on"
-    shown = f"{near} differs at message {position + 1} ({recorded[position].role})"
+    place = f"{near} differs at message {position + 1} ({recorded[position].role})"
     if position >= len(blocks):
-        return f"{shown}: recorded {_cut(recorded[position].text, 0)}, got nothing"
+        return f"{place}: recorded {_cut(recorded[position].text, 0)}, got nothing"
     one, other = recorded[position].text, blocks[position].text
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     same = sum(1 for _ in alike)
-    return f"{shown}: recorded {_cut(one, same)}, got {_cut(other, same)}"
+    return f"{place}: recorded {_cut(one, same)}, got {_cut(other, same)}"
 
 
 def _cut(text: str, point: int, width: int = 60) -> str:

@@ -155,12 +155,12 @@ def _read_run_line(value: Mapping[str, Any]) -> tuple[dict[str, Any], list[Turn]
             continue
         request, answer = call.get("request"), call.get("upstream_response") or call.get("response")
         if request and answer:
-            asked = translate_request(request, call["dialect"], "responses")
+            translation = translate_request(request, call["dialect"], "responses")
             dialect: Dialect = "chat" if "choices" in answer else "responses"
             if (fault := fault_of(answer, dialect)) is not None:
                 raise DataError(f"the endpoint {fault}")
-            record["response"] = translate_answer(answer, asked, dialect, "responses")
-            turns.append(Turn(items_of(asked), record["response"]["output"]))
+            record["response"] = translate_answer(answer, translation, dialect, "responses")
+            turns.append(Turn(items_of(translation), record["response"]["output"]))
     if turns:
         record.setdefault("responses_create_params", {"input": turns[0].prompt})
     elif value["status"] == "failed":
@@ -197,8 +197,8 @@ def _steps(raw: dict[str, Any], path: str | Path, line: int) -> Iterator[Turn]:
 
 def _transitions(start: list[Item], states: list[list[Item]]) -> Iterator[Turn]:
     """Turns of agents that return the conversation after each step (aviary): a prompt is the state before."""
-    known = len(start) if states[0][: len(start)] == start else 0
-    prompt = states[0][: known + _environment_items(states[0][known:])]
+    unchanged = len(start) if states[0][: len(start)] == start else 0
+    prompt = states[0][: unchanged + _environment_items(states[0][unchanged:])]
     for state in states:
         rest = state[len(prompt) :]
         taken = next((n for n, item in enumerate(rest) if not is_policy_item(item)), len(rest))
@@ -249,25 +249,25 @@ def pair_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list[Row
     The row's input is the recording's input or its beginning (agents append the first observation). Among such rows the
     one with most equal fields is chosen, then the one at the same position. Rows are dicts or have their dict as `.data`.
     """
-    known = list(rows)
-    by_input = _RowsByInput(known)
-    chosen: list[RowT | None] = []
+    candidates = list(rows)
+    by_input = _RowsByInput(candidates)
+    pairs: list[RowT | None] = []
     for recording in recordings:
         likeness = {
-            position: _likeness(recording, depth, _data(known[position]), position)
+            position: _likeness(recording, depth, _data(candidates[position]), position)
             for position, depth in by_input.begun_by(recording)
         }
         best = max(likeness, key=lambda position: (likeness[position], -position), default=None)
-        chosen.append(None if best is None else known[best])
-    return chosen
+        pairs.append(None if best is None else candidates[best])
+    return pairs
 
 
 def recorded_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list[RowT]:
     """Return the rows whose input some recording begins with; unlike in `pair_rows`, rows may share a recording."""
-    known = list(rows)
-    by_input = _RowsByInput(known)
+    candidates = list(rows)
+    by_input = _RowsByInput(candidates)
     recorded = {position for recording in recordings for position, _ in by_input.begun_by(recording)}
-    return [row for position, row in enumerate(known) if position in recorded]
+    return [row for position, row in enumerate(candidates) if position in recorded]
 
 
 class _RowsByInput:

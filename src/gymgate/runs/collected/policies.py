@@ -87,14 +87,14 @@ async def ask_judges(
 
     Raises as `endpoint_with_model`, but an endpoint may serve several models: the environment may say which it wants.
     """
-    asked = dict(judges)
+    complete = dict(judges)
     for name, judge in judges.items():
         if isinstance(judge, HTTPEndpoint):
             answers = await _answers(judge.resolved(), wait_s, log, judge=name)
             models = {model for answer in answers.values() for model in _models_in(answer) or ()}
             if judge.model is None and len(models) == 1:
-                asked[name] = judge.model_copy(update={"model": models.pop()})
-    return asked
+                complete[name] = judge.model_copy(update={"model": models.pop()})
+    return complete
 
 
 async def _answers(
@@ -181,8 +181,8 @@ def _only_model(models: Mapping[str, list[str] | None], answers: Mapping[str, Re
     lists = {url: names for url, names in models.items() if names is not None}
     if not lists:
         last, answer = [*answers.items()][-1]
-        said = "did not return a list of models" if answer.status == 200 else f"answered {answer.status}"
-        raise ConfigError(f"give the model with -m (`model` in Python): {last}/models {said}")
+        reply = "did not return a list of models" if answer.status == 200 else f"answered {answer.status}"
+        raise ConfigError(f"give the model with -m (`model` in Python): {last}/models {reply}")
     common = set.intersection(*map(set, lists.values()))
     if len(common) != 1:
         served = "; ".join(f"{url} serves {_listed(names)}" for url, names in lists.items())
@@ -258,8 +258,8 @@ def with_oracles(endpoint: ReplayEndpoint, sources: Sequence[RowSource], log: Lo
                 f"{name}: no row has a recorded rollout; the calls that rows list as their answer are played (oracle)"
             )
             text = b"\n".join(lines)
-            shown = f"oracle-{Path(name).stem}-{hashlib.sha256(text).hexdigest()[:12]}.jsonl"
-            path = cache_dir() / "rows" / shown
+            file_name = f"oracle-{Path(name).stem}-{hashlib.sha256(text).hexdigest()[:12]}.jsonl"
+            path = cache_dir() / "rows" / file_name
             with replacing(path) as file:
                 file.write(text)
             files.append(str(path))

@@ -34,7 +34,7 @@ def prepare(spec: RunSpec, *, output: Path | None, shard: Shard, rerun_failed: b
     recordings = recordings_of(policy) if isinstance(policy, ReplayEndpoint) else []
     if isinstance(policy, ReplayEndpoint) and not recordings:
         raise ConfigError(f"no recorded rollout to replay in {', '.join(policy.rollouts)}")
-    stack, asked = asyncio.run(ask_models(stack, policy, spec.wait_for_policy_s or 0, log))
+    stack, endpoint = asyncio.run(ask_models(stack, policy, spec.wait_for_policy_s or 0, log))
     catalog = open_catalog(stack.runtime, stack.component_roots, progress=log)
     environments = catalog.environments_of(stack.environments)
     packaged = [*environments.values()]
@@ -49,13 +49,13 @@ def prepare(spec: RunSpec, *, output: Path | None, shard: Shard, rerun_failed: b
     else:
         log(REPLAYING)
         if policy is None:
-            asked = with_oracles(replay_of(packaged), sources, log)
-            recordings = recordings_of(asked)
+            endpoint = with_oracles(replay_of(packaged), sources, log)
+            recordings = recordings_of(endpoint)
         sources = only_recorded(sources, recordings, log)
-    assert asked is not None
+    assert endpoint is not None
     return Collection(
         stack=stack,
-        policy=asked,
+        policy=endpoint,
         plan=RolloutPlan(sources, repeats=spec.repeats, seeds=spec.seeds, shard=shard),
         names=[spec.data],
         stack_settings=stack_settings(stack, catalog, environments) if stack.server is None else {},

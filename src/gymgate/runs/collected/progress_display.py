@@ -88,10 +88,10 @@ def _by_replica(progress: RunProgress) -> str:
     replicas = {url.partition("//")[2].removesuffix("/v1"): rate for url, rate in progress.replicas.items()}
     rates = {
         name: rate
-        for name, each in replicas.items()
-        if each.healthy and (rate := each.token_rate) is not None
+        for name, replica in replicas.items()
+        if replica.healthy and (rate := replica.token_rate) is not None
     }
-    out = [f"{name} left out" for name, each in replicas.items() if not each.healthy]
+    out = [f"{name} left out" for name, replica in replicas.items() if not replica.healthy]
     if len(rates) > MOST_REPLICAS:
         parts = [f"{min(rates.values()):,.0f}-{max(rates.values()):,.0f} on each of {len(rates)} replicas"]
     else:

@@ -80,7 +80,7 @@ class Collection:
     """Of the digests in its settings; a resumed run keeps its own, and a shard takes that of another one."""
     _function: Any = field(default=None, init=False)
     """Settings of a policy that is a function, as it is now: neither its file nor its object is the run's to watch."""
-    _kept: RunDirectory | None = field(default=None, init=False)
+    _run_directory: RunDirectory | None = field(default=None, init=False)
     """The directory while it is open."""
     _on_rollout: OnRollout = field(default=ignore, init=False)
     _before_rollout: Callable[[], Awaitable[object]] = field(default=wait_for_nothing, init=False)
@@ -176,40 +176,40 @@ class Collection:
         _refuse_other_split(self.output, self.plan.shard)
         _refuse_other_shards(self.output, self.directory, self.settings())
         # From here on no other process writes to it, so what it holds is read once, now, and added to as rollouts end.
-        kept = exits.enter_context(
+        directory = exits.enter_context(
             open_run(self.directory, self.settings(), extent_of(self.plan), self.plan.row_keys())
         )
-        self._refuse_moved_copies(kept)
+        self._refuse_moved_copies(directory)
         # Its tasks become the progress's, so that the table at the end has earlier processes' rollouts, too.
-        self._kept, progress.tasks, progress.total = kept, kept.tasks, total
-        if kept.repaired:
+        self._run_directory, progress.tasks, progress.total = directory, directory.tasks, total
+        if directory.repaired:
             self.log(
-                f"{self.directory}: cut off {kept.repaired} bytes of a line that a killed run did not finish"
+                f"{self.directory}: cut off {directory.repaired} bytes of a line that a killed run did not finish"
             )
         # Before it is counted what is there already: rollouts that are retried are still to do.
         if self.rerun_failed:
-            kept.retry_failed()
-        if len(kept.done) or kept.given_up:
-            progress.resumed = sum(identity in kept for identity in self.plan.identities())
-            given_up = sum(identity in kept.given_up for identity in self.plan.identities())
+            directory.retry_failed()
+        if len(directory.done) or directory.given_up:
+            progress.resumed = sum(identity in directory for identity in self.plan.identities())
+            given_up = sum(identity in directory.given_up for identity in self.plan.identities())
             progress.given_up_before = given_up
             there = f"{progress.resumed - given_up} of {progress.total} rollouts are there already"
             failed = f", {given_up} failed permanently (--rerun-failed retries them)" if given_up else ""
             self.log(f"resuming {self.directory}: {there}{failed}")
-        return kept
+        return directory
 
-    def _refuse_moved_copies(self, kept: RunDirectory) -> None:
+    def _refuse_moved_copies(self, directory: RunDirectory) -> None:
         """Raise `ConfigError` if a stored row is one of another environment now.
 
         Occurrences count the equal rows of all environments in their order, so more rows of one move those of the next.
         """
         environments = self.plan.environments_of_copies()
-        for task in kept.tasks.tasks.values():
+        for task in directory.tasks.tasks.values():
             now = environments.get((task.row_key, task.occurrence)) or task.environment
             if task.environment and now != task.environment:
                 raise ConfigError(
-                    f"{kept.path} has rollouts of {task.name}, which equals a row of {now!r} that is chosen now, and they would "
-                    "count for that one; choose another -o, or run each environment by itself"
+                    f"{directory.path} has rollouts of {task.name}, which equals a row of {now!r} that is chosen now, and they "
+                    "would count for that one; choose another -o, or run each environment by itself"
                 )
 
     def _acquire(self) -> AbstractAsyncContextManager[Stack]:
@@ -224,12 +224,12 @@ class Collection:
             try:
                 async with self._acquire() as stack:
                     self.stack_settings = stack.description["settings"]
-                    if self._kept is not None:
-                        self._kept.add_settings(self.settings())
+                    if self._run_directory is not None:
+                        self._run_directory.add_settings(self.settings())
                     on_ready(self.progress)
                     return await self._collect(stack, self.plan.rollouts(done), policy_wait)
             except StackLostError as error:
-                if self._kept is None or self.draining or self.progress.finished <= finished:
+                if self._run_directory is None or self.draining or self.progress.finished <= finished:
                     raise
                 finished = self.progress.finished
                 self.log(f"{error}; starting it again")
@@ -243,8 +243,8 @@ class Collection:
         if message is not None:
             self.log(message)
         watching = [self._warn_of_stalls(stack), self._watch_replicas(stack)]
-        if self._kept is not None and self.pace.fsync_s:
-            watching.append(self._sync_regularly(self._kept))
+        if self._run_directory is not None and self.pace.fsync_s:
+            watching.append(self._sync_regularly(self._run_directory))
         async with beside(watching), asyncio.TaskGroup() as workers:
             for _ in range(min(concurrency, max(1, self.progress.left))):
                 workers.create_task(self._work(stack, planned, policy_wait))
@@ -263,8 +263,8 @@ class Collection:
     async def _settle(self, stack: Stack, planned: PlannedRollout, policy_wait: PolicyWait) -> None:
         """Make attempts until one finishes or the retries are spent."""
         failures: Counter[str] = Counter()
-        if self._kept is not None:
-            failures.update(self._kept.attempts.get(planned.identity, ()))
+        if self._run_directory is not None:
+            failures.update(self._run_directory.attempts.get(planned.identity, ()))
         while True:
             rollout = await self._attempt(stack, planned)
             if rollout.error is None:
@@ -306,16 +306,16 @@ class Collection:
     # would never be told. The disk first: a rollout that the caller was given is never run again.
 
     def _finish(self, rollout: CollectedRollout) -> None:
-        if self._kept is not None:
-            self._kept.add(rollout)
+        if self._run_directory is not None:
+            self._run_directory.add(rollout)
             if not self.pace.fsync_s:
-                self._kept.rollouts.sync()
+                self._run_directory.rollouts.sync()
         self.progress.count(rollout)
         self._tell(rollout)
 
     def _fail(self, rollout: CollectedRollout, *, final: bool) -> None:
-        if self._kept is not None:
-            self._kept.add_failure(rollout, final=final)
+        if self._run_directory is not None:
+            self._run_directory.add_failure(rollout, final=final)
         self.progress.count_failure(rollout, final=final)
         if final:
             self._tell(rollout)
@@ -323,7 +323,7 @@ class Collection:
             self._on_change(self.progress)
         limit = self.pace.most_failures_in_a_row
         if limit and self.progress.failed_in_a_row >= limit:
-            raise _everything_fails(rollout, limit, kept=self._kept is not None)
+            raise _everything_fails(rollout, limit, kept=self._run_directory is not None)
 
     def _tell(self, rollout: CollectedRollout) -> None:
         """Tell of a rollout that finished or failed permanently."""
@@ -367,12 +367,12 @@ class Collection:
     def _describe_stall(self, idle: float) -> str:
         now = time.monotonic()
         longest = heapq.nsmallest(STALL_NAMES, self.in_flight.values(), key=lambda entry: entry[0])
-        named = "; ".join(
+        names = "; ".join(
             f"{planned.environment or planned.row.agent} {planned} for {now - since:.0f} s"
             for since, planned in longest
         )
         rest = len(self.in_flight) - len(longest)
-        return f"nothing finished for {idle:.0f} s; waiting for {named}{f' and {rest} more' if rest else ''}"
+        return f"nothing finished for {idle:.0f} s; waiting for {names}{f' and {rest} more' if rest else ''}"
 
     async def _describe_calls(self, stack: Stack) -> str:
         try:
@@ -426,13 +426,13 @@ def _everything_fails(rollout: Rollout, count: int, *, kept: bool) -> GymgateErr
 
 def _refuse_other_split(output: Path, shard: Shard) -> None:
     """A directory holds one whole run, or shards of one split."""
-    for found in run_directories(output):
-        if (found == output) != (shard.count == 1):
-            what = "a run that is not split" if found == output else "shards of a run"
-            raise ConfigError(f"{output} holds {what} ({found}); choose another -o")
-        if found != output and not found.name.endswith(f"-of-{shard.count}"):
+    for run in run_directories(output):
+        if (run == output) != (shard.count == 1):
+            what = "a run that is not split" if run == output else "shards of a run"
+            raise ConfigError(f"{output} holds {what} ({run}); choose another -o")
+        if run != output and not run.name.endswith(f"-of-{shard.count}"):
             raise ConfigError(
-                f"{output} holds {found.name}, this is shard {shard}; split it the same way or choose another -o"
+                f"{output} holds {run.name}, this is shard {shard}; split it the same way or choose another -o"
             )
 
 

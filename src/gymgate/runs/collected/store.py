@@ -228,8 +228,8 @@ def _refuse_other_rows(path: Path, before: Any, now: Any, row_keys: Sequence[str
     if before == now or not row_keys or not (path / ROWS).exists():
         return
     with open_regular(path / ROWS) as file:
-        kept = set(file.read().decode(errors="replace").split())
-    if kept and kept.isdisjoint(row_keys):
+        earlier_keys = set(file.read().decode(errors="replace").split())
+    if earlier_keys and earlier_keys.isdisjoint(row_keys):
         raise ConfigError(
             f"{path} holds a run with other rows (of {before}, not of {now}); choose another -o"
         )
@@ -277,8 +277,8 @@ def _end_of_last_line(fd: int, size: int) -> int:
     while end > 0:
         start = max(0, end - _BLOCK)
         block = os.pread(fd, end - start, start)
-        if (found := block.rfind(b"\n")) >= 0:
-            return start + found + 1
+        if (ending := block.rfind(b"\n")) >= 0:
+            return start + ending + 1
         end = start
     return 0
 

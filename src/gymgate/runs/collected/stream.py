@@ -127,9 +127,9 @@ async def open_collection(
     else:
         stack = StackConfig(environments=environments, runtime=runtime or RuntimeConfig())
     policy = checked_policy(policy)
-    stack, asked = await ask_models(stack, policy, wait_for_policy_s or 0, progress, known=ask_known)
-    assert asked is not None
-    sources, known = await asyncio.to_thread(_sources, stack, rows, limit)
+    stack, endpoint = await ask_models(stack, policy, wait_for_policy_s or 0, progress, known=ask_known)
+    assert endpoint is not None
+    sources, settings = await asyncio.to_thread(_sources, stack, rows, limit)
     pace = pace or Pace()
     plan = await asyncio.to_thread(
         RolloutPlan,
@@ -140,10 +140,10 @@ async def open_collection(
     )
     return Collection(
         stack=stack,
-        policy=asked,
+        policy=endpoint,
         plan=plan,
         names=[str(rows) if isinstance(rows, str | Path) else "rows"],
-        stack_settings=known,
+        stack_settings=settings,
         output=Path(output) if output is not None else None,
         limits=limits or RolloutLimits(),
         pace=pace if concurrency is None else pace.model_copy(update={"concurrency": concurrency}),
@@ -211,5 +211,6 @@ def _sources(stack: StackConfig, rows: Rows, limit: int | None) -> tuple[list[Ro
     if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
         raise ConfigError(f"rows must be a name, a path or a list of dicts, not {type(rows).__name__}")
     copies = (dict(row) if isinstance(row, Mapping) else row for row in rows)
-    listed = [make_row(row, "rows", number) for number, row in enumerate(copies, 1)]
-    return [RowSource(listed, next(iter(environments)) if len(environments) == 1 else None, limit)], settings
+    numbered = [make_row(row, "rows", number) for number, row in enumerate(copies, 1)]
+    environment = next(iter(environments)) if len(environments) == 1 else None
+    return [RowSource(numbered, environment, limit)], settings

@@ -78,17 +78,17 @@ def wait_s(failures: int) -> float:
     return longest * random.uniform(0.5, 1.0)
 
 
-def fitting_concurrency(wanted: int) -> tuple[int, str | None]:
-    """At most `wanted` rollouts, and a message if the limit on open files allows fewer.
+def fitting_concurrency(requested: int) -> tuple[int, str | None]:
+    """At most `requested` rollouts, and a message if the limit on open files allows fewer.
 
     Raises this process's soft limit to the hard one first.
     """
     fitting = max_rollouts()
-    if wanted <= fitting:
-        return wanted, None
+    if requested <= fitting:
+        return requested, None
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return (
         fitting,
-        f"concurrency lowered from {wanted} to {fitting}: this machine allows {allowed} open files (ulimit -n), and a rollout "
+        f"concurrency lowered from {requested} to {fitting}: this machine allows {allowed} open files (ulimit -n), and a rollout "
         f"takes {FILES_PER_ROLLOUT}",
     )

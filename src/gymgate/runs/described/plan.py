@@ -294,7 +294,7 @@ class RolloutPlan:
                 yield number, position
 
     def _read_keys(self) -> None:
-        seen: dict[int, int] = {}
+        last_occurrences: dict[int, int] = {}
         for number, source in enumerate(self.sources):
             source.refuse_empty()
             unanswered: list[tuple[str, Row]] = []
@@ -305,7 +305,7 @@ class RolloutPlan:
                 elif (field := missing_answer(source.environment, row)) is not None:
                     unanswered.append((field, row))
                 key = 0 if isinstance(row, DataError) else int(row.key, 16)
-                before = seen[key] = seen.get(key, -1) + 1
+                before = last_occurrences[key] = last_occurrences.get(key, -1) + 1
                 if before:
                     self._occurrences[number, position] = before
                 self._keys[number].append(key)

@@ -125,11 +125,11 @@ def leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
 def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's settings by dotted key, for a place where others see them: without what may be a secret."""
     environments = [
-        {**each, "overrides": dict(each["overrides"])} if isinstance(each.get("overrides"), list) else each
-        for each in settings.get("environments") or ()
+        {**item, "overrides": dict(item["overrides"])} if isinstance(item.get("overrides"), list) else item
+        for item in settings.get("environments") or ()
     ]
-    found = leaves({**settings, **({"environments": environments} if environments else {})})
-    return {name: _masked(name, value) for name, value in found.items()}
+    by_key = leaves({**settings, **({"environments": environments} if environments else {})})
+    return {name: _masked(name, value) for name, value in by_key.items()}
 
 
 def _masked(name: str, value: Any) -> Any:
@@ -143,7 +143,7 @@ def _masked(name: str, value: Any) -> Any:
 
 
 def _is_of_mappings(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
 def _shown(value: Any) -> str:

@@ -122,7 +122,7 @@ class Attempt(Stored):
     def rollout(self) -> CollectedRollout:
         """Return the whole record. Raises `DataError` with path and line if a field has another form."""
         record, path, number = self._line
-        known = {
+        fields = {
             "id": f"{self.row_key}-{self.occurrence}-{self.repeat}-{'' if self.seed is None else self.seed}",
             "status": "failed",
             "timing": {"total_s": record.get("seconds") or 0.0},
@@ -131,9 +131,9 @@ class Attempt(Stored):
             "calls": record.get("calls") or (),
         }
         if self.error is not None and self.error.kind not in typing.get_args(ErrorKind):
-            known["error"] = {**self.error.model_dump(), "kind": "environment"}
+            fields["error"] = {**self.error.model_dump(), "kind": "environment"}
         try:
-            return CollectedRollout.model_validate({k: v for k, v in known.items() if v is not None})
+            return CollectedRollout.model_validate({k: v for k, v in fields.items() if v is not None})
         except ValidationError as error:
             raise line_error(path, number, _first_error(error)) from None
 

@@ -116,9 +116,9 @@ def run_of_file(path: Path) -> Path:
 def run_directories(path: Path) -> list[Path]:
     """The directory itself if it holds a run, then its shards in order; not copies of shards under other names."""
     shards = [
-        ((int(name[1]), int(name[2])), found.parent)
-        for found in path.glob(f"shard-*-of-*/{RUN}")
-        if (name := _SHARD.fullmatch(found.parent.name)) is not None
+        ((int(name[1]), int(name[2])), file.parent)
+        for file in path.glob(f"shard-*-of-*/{RUN}")
+        if (name := _SHARD.fullmatch(file.parent.name)) is not None
     ]
     own = [path] if (path / RUN).exists() else []
     return own + [shard for _, shard in sorted(shards)]

@@ -59,20 +59,20 @@ def tokens_of_calls(calls: Calls) -> dict[str, Tokens | None]:
 
     A call that was refused (4xx) used none. One that failed otherwise may have been paid all the same.
     """
-    found: dict[str, Tokens | None] = {}
+    by_server: dict[str, Tokens | None] = {}
     for call in calls:
         usage = call.usage
-        tokens = found.setdefault(call.model_server, no_tokens())
+        tokens = by_server.setdefault(call.model_server, no_tokens())
         if tokens is None or 400 <= (call.status_code or 0) < 500:
             continue
         if usage.input_tokens is None or usage.output_tokens is None:
-            found[call.model_server] = None
+            by_server[call.model_server] = None
             continue
         tokens["calls"] = (tokens["calls"] or 0) + 1
         for name in TOKENS:
             if (count := getattr(usage, name)) is not None:
                 tokens[name] = (tokens[name] or 0) + count
-    return found
+    return by_server
 
 
 def no_tokens() -> Tokens:

@@ -118,8 +118,8 @@ class DaemonOverview:
 
     def describe_unreachable(self, before: str = "") -> str:
         """Return where there are stacks that cannot be seen from here, after `before`; empty if there are none."""
-        listed = ", ".join(map(str, self.unreachable))
-        return f"{before}not seen from here: {listed} ({UNREACHABLE_PROCESS})" if listed else ""
+        paths = ", ".join(map(str, self.unreachable))
+        return f"{before}not seen from here: {paths} ({UNREACHABLE_PROCESS})" if paths else ""
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,8 @@ async def _ask(daemon: DaemonProcess) -> DaemonReport:
     try:
         async with asyncio.timeout(ANSWER_S):
             answer = await peer.call("report")
-        known = {each.name for each in fields(DaemonReport)}  # that of another version may have more
-        return DaemonReport(**{name: value for name, value in answer.items() if name in known})
+        names = {item.name for item in fields(DaemonReport)}  # that of another version may have more
+        return DaemonReport(**{name: value for name, value in answer.items() if name in names})
     except (TimeoutError, GymgateError):
         return DaemonReport("not answering")
     finally:
@@ -223,10 +223,10 @@ def connect_to_observe(path: Path) -> socket.socket:
         raise
 
 
-def _unreachable_sockets(known: Collection[Path]) -> Iterator[Path]:
+def _unreachable_sockets(reachable: Collection[Path]) -> Iterator[Path]:
     """Yield the sockets of shared stacks behind which a process listens that cannot be seen from here."""
     for path in shared_directory().glob("*.sock"):
-        if path not in known:
+        if path not in reachable:
             with contextlib.suppress(OSError), connect_to_observe(path) as connection:
                 if process_at(connection) == 0:
                     yield path

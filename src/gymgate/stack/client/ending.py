@@ -94,7 +94,7 @@ class _Family:
 
     def held(self, *, below: bool) -> set[int]:
         """Return the descriptors of the daemon, and with `below` of the others."""
-        return {each for pid, each in self._descriptors.items() if below or pid == self.daemon.pid}
+        return {pidfd for pid, pidfd in self._descriptors.items() if below or pid == self.daemon.pid}
 
     def _below(self) -> list[int]:
         if read_daemon(self.daemon.pid) != self.daemon:

@@ -58,8 +58,8 @@ def _package() -> tuple[str, Any]:
 
 def _paths(config: StackConfig) -> Iterator[str]:
     """Yield where the config's relative paths lead; also the working directory, if servers may resolve a path in it."""
-    named = [*config.component_roots, config.runtime.interpreter, config.runtime.python, config.state_dir]
-    yield from (str(_absolute(name)) for name in named if name)
+    names = [*config.component_roots, config.runtime.interpreter, config.runtime.python, config.state_dir]
+    yield from (str(_absolute(name)) for name in names if name)
     cwd = _absolute("")
     if any(spec.overrides or _absolute(spec.name).exists() for spec in config.environments) or _servers(cwd):
         yield str(cwd)

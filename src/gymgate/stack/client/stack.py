@@ -146,8 +146,8 @@ class Lease:
     async def _answer_policy(self, message: dict[str, Any], request: bytes) -> Reply:
         name = message["name"]
         if name not in self.callables:
-            known = ", ".join(sorted(self.callables)) or "none"
-            raise ConfigError(f"no callable is registered as {name!r} (registered: {known})")
+            names = ", ".join(sorted(self.callables)) or "none"
+            raise ConfigError(f"no callable is registered as {name!r} (registered: {names})")
         answer = await self.callables[name].call(codec.loads_own(request))
         assert answer.raw is not None
         return Reply(None, answer.raw)

@@ -113,7 +113,7 @@ class EnvironmentPlan:
         """The names that rows may have, of agents and environment servers, each with its implementation."""
         owners = servers_of(self.config, ENVIRONMENT_SERVERS)
         started = {*self.servers}
-        names = {each.name: each.type for each in owners if {each.name, *each.called_agents} & started}
+        names = {owner.name: owner.type for owner in owners if {owner.name, *owner.called_agents} & started}
         return self.agents | names
 
     @cached_property
@@ -165,8 +165,8 @@ class EnvironmentPlan:
     @cached_property
     def uses_docker(self) -> bool:
         """Whether its servers make containers with NeMo Gym's Docker provider."""
-        chosen = any(name == DOCKER for name, _ in providers_of(self.config))
-        return chosen or any(
+        is_chosen = any(name == DOCKER for name, _ in providers_of(self.config))
+        return is_chosen or any(
             code.uses_docker and not self.servers[name].block.get("sandbox_provider")
             for name, code in self.code.items()
         )
@@ -175,7 +175,7 @@ class EnvironmentPlan:
     def sandboxes(self) -> tuple[SandboxReference, ...]:
         """The settings with which its servers choose a sandbox provider."""
         keys = tuple(f"{server.key}." for server in self.servers.values())
-        return tuple(each for each in sandbox_references(self.config) if each.setting.startswith(keys))
+        return tuple(item for item in sandbox_references(self.config) if item.setting.startswith(keys))
 
     @cached_property
     def urls(self) -> tuple[str, ...]:
@@ -232,10 +232,10 @@ class EnvironmentPlan:
     @cached_property
     def model_servers(self) -> tuple[str, ...]:
         """Every model server that the gateway answers for."""
-        named = (server.name for server in _servers_to_start(self.config, MODELS))
+        names = (server.name for server in _servers_to_start(self.config, MODELS))
         is_own_judge = any(judges_with_policy(server) for server in self.servers.values())
         own_judge = [POLICY_AS_JUDGE] if is_own_judge else []
-        return (*named, *self.urls, *own_judge, *self.stand_ins.values())
+        return (*names, *self.urls, *own_judge, *self.stand_ins.values())
 
     @cached_property
     def stand_ins(self) -> dict[str, str]:
@@ -353,15 +353,15 @@ def servers_to_start(config: Node, agent: str | None) -> list[ServerInstance]:
     refers to, and the environment servers in front of these. Relays are left out.
     """
     kinds = (AGENTS, RESOURCES, ENVIRONMENT_SERVERS)
-    servers = {each.name: each for each in _servers_to_start(config, *kinds) if not each.is_relay}
+    servers = {server.name: server for server in _servers_to_start(config, *kinds) if not server.is_relay}
     if agent is None:
         return [*servers.values()]
-    named = sorted(server.name for server in servers.values() if server.kind != RESOURCES)
-    if agent not in named:
-        raise ConfigError(f"there is no agent {agent!r}; the config has {', '.join(named) or 'none'}")
+    choices = sorted(server.name for server in servers.values() if server.kind != RESOURCES)
+    if agent not in choices:
+        raise ConfigError(f"there is no agent {agent!r}; the config has {', '.join(choices) or 'none'}")
     names = [agent]
     for name in names:  # which grows meanwhile
-        related = {each.name for each in servers.values() if name in each.called_agents}
+        related = {server.name for server in servers.values() if name in server.called_agents}
         related |= {other for _, _, other in references(servers[name].block)} if name in servers else set()
         names += sorted(related - {*names})
     return [server for server in servers.values() if server.kind == RESOURCES or server.name in names]

@@ -118,10 +118,10 @@ def episode_request(row: bytes, *, key: str, taskset: str) -> bytes:
     fields = _parse(row)
     task = fields.get(TASK_ID)
     if not (isinstance(task, dict) and task.get("taskset") and task.get("task_id")):
-        named = (fields[name] for name in TASK_ID_FIELDS if fields.get(name) is not None)
+        ids = (fields[name] for name in TASK_ID_FIELDS if fields.get(name) is not None)
         index = fields.get(TASK_INDEX)
         is_index = isinstance(index, int) and not isinstance(index, bool) and index >= 0
-        identity = next(named, index if is_index else row_key(fields))
+        identity = next(ids, index if is_index else row_key(fields))
         task = {"taskset": str(fields.get(TASK_SOURCE) or taskset), "task_id": str(identity)}
     task_input = {
         name: value

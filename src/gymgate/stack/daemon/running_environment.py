@@ -370,7 +370,7 @@ class RunningEnvironment:
                 fork_server = await self._fork_server()
                 ports = [self._ports_for(worker) for worker in workers]
                 port_for = self._stack.gateway.port_for
-                configs = [await self._config(fork_server, each, port_for, labels) for each in ports]
+                configs = [await self._config(fork_server, own, port_for, labels) for own in ports]
                 for server, held in self._ports.items():
                     for worker, port in enumerate(held):
                         name = worker_name(server, worker, len(held))

@@ -108,8 +108,8 @@ class RunningStack:
         if self._unread:
             return
         judges = {name for environment in self.environments.values() for name in environment.judges}
-        named = {name for name, _ in self.config.models}
-        if "*" not in named and (unknown := named - judges):
+        names = {name for name, _ in self.config.models}
+        if "*" not in names and (unknown := names - judges):
             raise ConfigError(
                 f"no judge {min(unknown)!r} in this stack (--judge, in Python models); available: "
                 f"{', '.join(sorted(judges)) or 'none'}"
@@ -129,22 +129,22 @@ class RunningStack:
         self._containers.close()  # after the servers, which would make new ones
         remove_ray_directories()
 
-    def refuse_other(self, asked: StackConfig) -> None:
+    def refuse_other(self, joined: StackConfig) -> None:
         """Raise `ConfigError`, which names what differs, unless this stack is what a process that joins it asks for.
 
         That may be some of the environments. The release must be the same; all other settings may be left at their defaults.
         """
         different: list[str] = []
-        for spec in asked.environments:
+        for spec in joined.environments:
             if (there := self._spec(spec.name)) is None:
                 names = ", ".join(sorted(self.environments))
                 raise ConfigError(f"environment {spec.name!r} is not in this stack; available: {names}")
             different += _differences(spec, there, {"name"}, f"{spec.name}.")
         release = self._settings["nemo_gym"]
-        if asked.runtime.interpreter is None and asked.runtime.version != release:
-            different.append(f"runtime.version: {release!r} there, {asked.runtime.version!r} here")
-        different += _differences(asked.runtime, self.config.runtime, {"version"}, "runtime.")
-        different += _differences(asked, self.config, _JOINERS_OWN)
+        if joined.runtime.interpreter is None and joined.runtime.version != release:
+            different.append(f"runtime.version: {release!r} there, {joined.runtime.version!r} here")
+        different += _differences(joined.runtime, self.config.runtime, {"version"}, "runtime.")
+        different += _differences(joined, self.config, _JOINERS_OWN)
         if different:
             raise ConfigError(f"the stack that runs there has other settings: {'; '.join(different)}")
 
@@ -163,8 +163,8 @@ class RunningStack:
         if joined is not None:
             specs = {spec.name: self._spec(spec.name) for spec in joined}
             names = {name: self._names[spec.name] for name, spec in specs.items() if spec is not None}
-            chosen = [each for each in settings["environments"] if each["name"] in names.values()]
-            settings = {**settings, "environments": chosen}
+            own_settings = [item for item in settings["environments"] if item["name"] in names.values()]
+            settings = {**settings, "environments": own_settings}
         agents = {
             name: {
                 "environment": environment.name,
@@ -221,8 +221,8 @@ class RunningStack:
         if environment is not None:
             name = self._names.get(environment, environment)
             if name not in self.environments:
-                known = ", ".join(sorted(self.environments))
-                raise ConfigError(f"environment {environment!r} is not in this stack; available: {known}")
+                names = ", ".join(sorted(self.environments))
+                raise ConfigError(f"environment {environment!r} is not in this stack; available: {names}")
             candidates = [self.environments[name]]
         if any(environment_server in candidate.row_targets for candidate in candidates):
             agent = environment_server
@@ -241,9 +241,9 @@ class RunningStack:
         if having:
             names = ", ".join(candidate.name for candidate in having)
             raise ConfigError(f"agent {agent!r} is in {names}; give the environment")
-        known = ", ".join(sorted(name for candidate in candidates for name in candidate.agents))
+        names = ", ".join(sorted(name for candidate in candidates for name in candidate.agents))
         where = f"environment {environment!r}" if environment else "this stack"
-        raise ConfigError(f"agent {agent!r} is not in {where}; available: {known}")
+        raise ConfigError(f"agent {agent!r} is not in {where}; available: {names}")
 
     def _resolve(self) -> list[tuple[EnvironmentConfig, tuple[Path, ...], Runtime]]:
         """Find each environment's config files and make its runtime. Blocks, for minutes on first use."""
@@ -262,25 +262,25 @@ class RunningStack:
         self._names = {spec.name: name for spec, name in zip(config.environments, environments, strict=True)}
         self._settings = stack_settings(config, catalog, environments)
         for spec, (name, environment) in zip(config.environments, environments.items(), strict=True):
-            chosen = environment.config(spec.config)
+            environment_config = environment.config(spec.config)
             runtime = base
             of_sandbox = sandbox_requirements(spec, base, config.env_vars)
-            of_telemetry = telemetry_requirements(spec, chosen.all_files, base.version)
-            if requirements := (*chosen.requirements, *of_sandbox, *of_telemetry):
+            of_telemetry = telemetry_requirements(spec, environment_config.all_files, base.version)
+            if requirements := (*environment_config.requirements, *of_sandbox, *of_telemetry):
                 runtime = ensure_runtime(config.runtime, requirements, progress=self._progress)
-            resolved.append((spec.model_copy(update={"name": name}), chosen.all_files, runtime))
+            resolved.append((spec.model_copy(update={"name": name}), environment_config.all_files, runtime))
         return resolved
 
 
-def _differences(asked: Config, there: Config, skipped: Collection[str], prefix: str = "") -> Iterator[str]:
-    """Yield each setting that is not at its default in `asked`, and different in `there`."""
-    for name in sorted(asked.model_dump(exclude_defaults=True).keys() - {*skipped}):
-        values = getattr(there, name), getattr(asked, name)
+def _differences(here: Config, there: Config, skipped: Collection[str], prefix: str = "") -> Iterator[str]:
+    """Yield each setting that is not at its default in `here`, and different in `there`."""
+    for name in sorted(here.model_dump(exclude_defaults=True).keys() - {*skipped}):
+        values = getattr(there, name), getattr(here, name)
         if values[0] == values[1]:
             continue
         is_short = all(value is None or isinstance(value, str | int | float) for value in values)
-        shown = f": {values[0]!r} there, {values[1]!r} here" if is_short else ""  # endpoints may have secrets
-        yield f"{prefix}{name}{shown}"
+        both = f": {values[0]!r} there, {values[1]!r} here" if is_short else ""  # endpoints may have secrets
+        yield f"{prefix}{name}{both}"
 
 
 async def _start(environment: RunningEnvironment, limit: asyncio.Semaphore) -> StackStartError | None:

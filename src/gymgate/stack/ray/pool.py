@@ -245,7 +245,7 @@ class RayPool:
     def _with_room(self) -> NodeStack | None:
         """Return the stack with the fewest rollouts, if it takes one more."""
         taking = [stack for stack in self.stacks.values() if stack.up and not stack.leaving]
-        stack = min(taking, key=lambda each: each.in_flight, default=None)
+        stack = min(taking, key=lambda stack: stack.in_flight, default=None)
         return stack if stack is not None and stack.in_flight < self.where.rollouts_per_stack else None
 
     async def _keep_looking(self) -> None:
@@ -311,10 +311,10 @@ class RayPool:
             why = f"the stack on node {stack.name} did not start: {stack.error.message}"
             self._tell(f"warning: {why}")
         elif not stack.leaving:
-            left = sum(each.serves and not each.leaving for each in self.stacks.values())
+            left = sum(other.serves and not other.leaving for other in self.stacks.values())
             self._tell(f"warning: {why}; {left} are left and take its rollouts")
         self._in_background(self._notify())
-        if (self._up or stack.error is None) and not any(each.serves for each in self.stacks.values()):
+        if (self._up or stack.error is None) and not any(other.serves for other in self.stacks.values()):
             self.reason += f"; the last one: {why}"
             self.peer.abort()
 
