@@ -135,6 +135,8 @@ def entered() -> Iterator[None]:
             if (host := current_host.get()) is not None:
                 host._register(self)
             super().__init__(*args, **options)
+            # It fails if a connection is lost between its bytes and the task's turn, an order that no real loop takes.
+            self.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     class OwnAsyncio:
         Task = HostedTask

@@ -2,7 +2,35 @@
 
 from universes import Scene
 
-from scenes import collect, collectors, disk, gateway, http, leases, replicas, resends, restarts, rpc, world
+from scenes import (
+    cancels,
+    collect,
+    collectors,
+    disk,
+    gateway,
+    http,
+    leases,
+    replicas,
+    resends,
+    restarts,
+    rpc,
+    world,
+)
 
-_MODULES = (rpc, http, replicas, gateway, resends, leases, collect, disk, collectors, restarts, world)
-SCENES: dict[str, Scene] = {module.SCENE.name: module.SCENE for module in _MODULES}
+_MODULES = (
+    rpc,
+    http,
+    replicas,
+    gateway,
+    resends,
+    leases,
+    collect,
+    disk,
+    collectors,
+    restarts,
+    cancels,
+    world,
+)
+SCENES: dict[str, Scene] = {
+    scene.name: scene for scene in (*(module.SCENE for module in _MODULES), leases.VISITS)
+}

@@ -1,8 +1,12 @@
-"""Five SDK processes with leases on one stack, whose daemon and connections are real and whose servers are scripted."""
+"""SDK processes with leases on one stack, whose daemon and connections are real and whose servers are scripted.
+
+Five come once, and some crash; in `visits` any is killed at any time and comes back as another process.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,7 @@ from parts import (
 from universes import Scene
 
 from scenes.daemons import Daemons
-from scenes.faults import ended, happen, seconds, split
+from scenes.faults import ended, happen, one_of, seconds, split
 
 CLIENTS, ROLLOUTS = 5, 3
 TIMEOUT_S = 20.0
@@ -68,7 +72,7 @@ class ScriptedStack:
         return {}
 
 
-async def play(world: Any, ledger: Ledger) -> None:
+async def play(world: Any, ledger: Ledger, *, come_back: bool = False) -> None:
     loop = asyncio.get_running_loop()
     config = StackConfig(
         environments=("mcqa",), share="machine", linger_s=LINGER_S * simloom.draw("lingers", 2)
@@ -156,6 +160,11 @@ async def play(world: Any, ledger: Ledger) -> None:
 
     def crash_client() -> None:
         host = clients[0]
+        if come_back:
+            there = [client for client in tasks.values() if not client.crashed]
+            host = one_of("which client", there)
+            next_one = world.host(f"{host.name}.{len(tasks)}")
+            tasks[next_one.spawn(lambda: use(next_one.name))] = next_one
         for name in [name for name in ledger.asked if str(name).startswith(f"{host.name}/")]:
             ledger.asked.discard(name)
         host.crash()
@@ -177,7 +186,7 @@ async def play(world: Any, ledger: Ledger) -> None:
         tasks = {host.spawn(lambda own=host.name: use(own)): host for host in clients}
         await happen(
             {"client crash": crash_client, "daemon crash": crash_daemon, "partition": part},
-            most=3,
+            most=8 if come_back else 3,
             over_s=15.0,
         )
         await ended(tasks)
@@ -191,9 +200,6 @@ async def play(world: Any, ledger: Ledger) -> None:
     }
 
 
-SCENE = Scene(
-    "leases",
-    play,
-    ("start fails", "rollout hangs", "rollout given up", "client crash", "daemon crash", "partition"),
-    deadline_s=300,
-)
+FAULTS = ("start fails", "rollout hangs", "rollout given up", "client crash", "daemon crash", "partition")
+SCENE = Scene("leases", play, FAULTS, deadline_s=300)
+VISITS = Scene("visits", functools.partial(play, come_back=True), (*FAULTS, "came too late"), deadline_s=400)
