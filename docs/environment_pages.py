@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -269,8 +269,10 @@ def _proven(proven: Sequence[tuple[CheckResult, Finding]]) -> list[str]:
                 flags = graders.setdefault((proof.file, proof.line), {})
                 flags.setdefault(str(finding.probe), []).append((record, finding, proof))
         rows, commands = [], []
-        for (file, line), flags in sorted(graders.items(), key=lambda item: (-_gain(item[1]), item[0])):
-            for seen in sorted(flags.values(), key=lambda seen: -seen[0][1].gain):
+        for (file, line), flags in sorted(
+            graders.items(), key=lambda item: (-max(map(_gain, item[1].values())), item[0])
+        ):
+            for seen in sorted(flags.values(), key=lambda seen: -_gain(seen)):
                 record, finding, proof = seen[0]
                 environments = ", ".join(f"`{known_as(other)}`" for other, _, _ in seen)
                 quote = proof.documented
@@ -283,9 +285,13 @@ def _proven(proven: Sequence[tuple[CheckResult, Finding]]) -> list[str]:
     return lines
 
 
-def _gain(flags: Mapping[str, Sequence[tuple[CheckResult, Finding, Proof]]]) -> float:
-    """The largest gain of a grader's flags."""
-    return max(finding.gain for (_, finding, _), *_ in flags.values())
+def _gain(seen: Sequence[tuple[CheckResult, Finding, Proof]]) -> float:
+    """The mean reward of the probe's answers; for right answers, what they lose on average."""
+    record, finding, _ = seen[0]
+    assert record.probes is not None
+    assert finding.probe is not None
+    mean = record.probes.answers[finding.probe].mean
+    return (record.oracle.full if record.oracle else 1.0) - mean if finding.probe_kind == "strict" else mean
 
 
 def table_page(records: Sequence[CheckResult]) -> str:

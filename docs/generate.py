@@ -1,8 +1,8 @@
 """Fill the generated parts of the docs from docstrings: `python docs/generate.py` (`--check` only compares).
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. NAME is `home` (the README's first screens), `errors`,
-`commands`, `settings` (of an eval), `skyrl`, `trl`, `verl`, a title of commands with `-` for each space, such as `This-machine`,
-or a public name of gymgate: a config class, another class or a function.
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. NAME is `home` (the README's first screens), `code`,
+`errors`, `commands`, `settings` (of an eval), `skyrl`, `trl`, `verl`, a title of commands with `-` for each space, such as
+`This-machine`, or a public name of gymgate: a config class, another class or a function.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import gymgate.core.config
 import gymgate.core.errors
 from gymgate.cli import COMMANDS, cli
 from gymgate.cli.options import GROUPS, GroupedCommand
+from gymgate.gym.catalog.needs import code_places
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.skyrl.engine import GeneratorSettings
 from gymgate.integrations.trl.spec import TRLSettings
@@ -200,9 +201,29 @@ def home() -> str:
     return text.partition("\n## Install")[0].replace("](docs/", "](") + "\n"
 
 
+def code_table() -> str:
+    """The servers and agents that run code of an answer or a row, with what was read of them."""
+    sources = {"answer": "the model writes", "row": "rows hold"}
+    lines = ["| server or agent | runs code that | how |", "| --- | --- | --- |"]
+    for server, files in code_places().items():
+        read = [place for place in files.values() if sources.keys() & {*place["reached"]}]
+        what = [text for source, text in sources.items() if any(source in place["reached"] for place in read)]
+        how = "; ".join(dict.fromkeys(place["why"] for place in read))
+        lines += [f"| `{server}` | {', '.join(what)} | {cell(how)} |"] if read else []
+    places = [place for files in code_places().values() for place in files.values()]
+    count = sum(len(place["lines"]) for place in places)
+    others = (
+        f"{count} places were read. The others run code of an answer or a row only in a container or a sandbox service, or not "
+        "at all, as far as the release's own files show."
+    )
+    return "\n".join([*lines, "", others, ""])
+
+
 def render(name: str) -> str:
     if name == "home":
         return home()
+    if name == "code":
+        return code_table()
     if name == "errors":
         return errors_tree()
     if name == "commands":

@@ -248,6 +248,14 @@ def test_info_says_which_provider_and_images_an_environment_asks_for(runtime: Ru
         assert ("alexgshaw/fix-git:20260403" in images) is (name != "mcqa")
 
 
+def test_each_place_of_the_release_that_runs_code_was_read() -> None:
+    command = [sys.executable, str(Path(__file__).parents[2] / "locks" / "places.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, (
+        f"{done.stdout}{done.stderr}; read it: src/gymgate/gym/catalog/code_places.toml"
+    )
+
+
 def test_the_scans_that_ship_are_those_of_the_releases() -> None:
     command = [sys.executable, str(Path(__file__).parents[2] / "locks" / "scans.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)

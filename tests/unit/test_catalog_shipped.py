@@ -244,7 +244,12 @@ def test_what_needs_rows_or_judges_itself_does_not_need_none(fresh: Path) -> Non
     assert row.split()[-1] == "self-judged"
     assert {name for name, item in by_name.items() if item["runs_code"]} >= {"math_with_code", "code_gen"}
     assert not by_name["mcqa"]["runs_code"]
-    assert "runs model-written code" in run("list", "math_with_code")
+    assert "may run model-written code" in run("list", "math_with_code")
+    assert (by_name["agentif"]["runs_code"], by_name["agentif"]["runs_rows"]) == (True, True)
+    assert "runs code of rows" in run("list", "agentif")
+    assert "code that rows hold" in run("info", "agentif")
+    assert by_name["codex_math"]["runs_code"], "its agent runs the model's commands"
+    assert not by_name["litmus_agent"]["runs_code"], "it sends code to a sandbox"
     assert "with your rights" in run("info", "math_with_code")
     assert "only the release" not in run("info", "proof_judge") + run("info", "answer-judge")
     assert "only the release" in run("info", "math_with_code")

@@ -262,7 +262,11 @@ def _needs(environment: Environment, config: EnvConfig) -> None:
     if config.is_self_judged:
         echo(f"config {config.name}: the policy is its own judge or user")
     if config.runs_code:
-        echo(f"config {config.name} runs code that the model writes, with your rights and without a sandbox")
+        echo(
+            f"config {config.name} runs code that the model writes, with your rights, unless its settings confine it"
+        )
+    if config.runs_rows:
+        echo(f"config {config.name} runs code that rows hold, with your rights")
     if not config.needs:
         if not (environment.needs_data or config.is_self_judged):
             echo(f"config {config.name} needs only the release and a policy")

@@ -47,7 +47,9 @@ class ListedEnvironment:
     is_self_judged: bool
     """Whether the policy's own model is its judge or user."""
     runs_code: bool
-    """Whether it is known to run model-written code with your rights, without a sandbox."""
+    """Whether it is known to run model-written code with your rights, unless its settings confine it."""
+    runs_rows: bool
+    """Whether it is known to run code of rows with your rights."""
     exploitable: Sequence[str]
     """Lines of its grader, with the reason, that pay for something that needs no understanding of the row. May be intended."""
     strict: Sequence[str]
@@ -166,6 +168,7 @@ def summary(environment: Environment, names: dict[str, str], release: str) -> Li
         needs_data=environment.needs_data,
         is_self_judged=config.is_self_judged,
         runs_code=config.runs_code,
+        runs_rows=config.runs_rows,
         exploitable=_marked_lines(environment, release, "exploitable"),
         strict=_marked_lines(environment, release, "strict"),
         data=[file.name for file in environment.data if file.kind == "rows"],
@@ -189,7 +192,8 @@ def _marked_lines(environment: Environment, release: str, kind: ProbeKind) -> li
 def _row(environment: Environment, names: dict[str, str], release: str) -> tuple[str, ...]:
     config = environment.config()
     marks = {
-        "runs model-written code": config.runs_code,
+        "may run model-written code": config.runs_code,
+        "runs code of rows": config.runs_rows,
         "exploitable, may be intended": _marked_lines(environment, release, "exploitable"),
         "strict, may be intended": _marked_lines(environment, release, "strict"),
     }

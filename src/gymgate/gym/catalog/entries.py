@@ -10,13 +10,18 @@ from typing import Any, Literal
 from gymgate.core import codec
 from gymgate.core.config import POLICY
 from gymgate.core.errors import ConfigError
-from gymgate.gym.catalog.needs import RUNS_CODE, Need, judge_references, judges_with_policy, model_references
+from gymgate.gym.catalog.needs import (
+    Need,
+    judge_references,
+    judges_with_policy,
+    model_references,
+    runs_text_of,
+)
 from gymgate.gym.inside.resolve import (
     AGENTS,
     ENVIRONMENT_SERVERS,
     MISSING,
     MODELS,
-    RESOURCES,
     SandboxReference,
     ServerInstance,
 )
@@ -140,8 +145,14 @@ class EnvConfig:
 
     @property
     def runs_code(self) -> bool:
-        """Whether one of its servers is known to run model-written code with the user's rights, without a sandbox."""
-        return any(server.kind == RESOURCES and server.type in RUNS_CODE for server in self.servers)
+        """Whether one of its servers or agents is known to run model-written code with the user's rights, unless its settings
+        confine it."""
+        return runs_text_of("answer", self.servers)
+
+    @property
+    def runs_rows(self) -> bool:
+        """Whether one of its servers or agents is known to run code of rows with the user's rights."""
+        return runs_text_of("row", self.servers)
 
     @property
     def need_kinds(self) -> tuple[str, ...]:

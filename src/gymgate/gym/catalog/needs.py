@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any, Literal
 
 from gymgate.core.config import POLICY
@@ -41,14 +44,19 @@ _OWN_MODEL = ("model_server", "policy_model_server")
 _LABELS = {RESOURCES: "resources server", AGENTS: "agent", ENVIRONMENT_SERVERS: "environment server"}
 
 
-RUNS_CODE = frozenset(
-    {
-        *("bigcodebench", "code_fim", "code_gen", "evalplus", "math_with_code", "newton_bench", "nvarc"),
-        *("scicode", "scicodepile"),
-    }
-)
-"""Types of resources servers that run code which the model writes, with the rights of the user who started them: read in the
-source of nemo-gym 0.7.0. Others may, too."""
+@cache
+def code_places() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return what was read of the places in the release's servers and agents that run code, by `KIND/TYPE` and file.
+
+    `code_places.toml` explains it.
+    """
+    return tomllib.loads((resources.files("gymgate.gym.catalog") / "code_places.toml").read_text("utf-8"))
+
+
+def runs_text_of(source: Literal["answer", "row"], servers: Iterable[ServerInstance]) -> bool:
+    """Whether one of these servers is known to run code of an answer, or of a row, with the user's rights."""
+    read = (code_places().get(f"{server.kind}/{server.type}", {}) for server in servers)
+    return any(source in place["reached"] for files in read for place in files.values())
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from gymgate.quality.sections import (
     FlaggedRow,
     ProbeKind,
     ProbeName,
-    ProbeRewards,
     Probes,
 )
 
@@ -127,8 +126,6 @@ class Finding(NamedTuple):
     """For a flag: what the grader's code says; `None` if it was not read, or pays on purpose."""
     probe_kind: ProbeKind | None = None
     """For a flag: what it means for a policy."""
-    gain: float = 0.0
-    """For a flag: the mean reward of the probe's answers; for right answers, what they lose on average."""
     witness: FlaggedRow | None = None
     """For a flag: the first row that shows it; `None` if the record has none."""
 
@@ -220,23 +217,20 @@ def free_rewards(record: CheckResult, limit: float | None = None) -> Iterator[Fi
             is_noticed = rewards.highest > 0 if limit is None else rewards.mean > limit
         if is_noticed:
             count = f"above 0 in {rewards.above_zero} of {rewards.rows} rows"
-            yield _flag("free reward", name, f"earns {count}", rewards, recorded)
+            yield _flag("free reward", name, f"earns {count}", record.probes)
 
 
-def _flag(
-    kind: FindingKind, probe: ProbeName, earns: str, rewards: ProbeRewards, recorded: float | None
-) -> Finding:
+def _flag(kind: FindingKind, probe: ProbeName, earns: str, probes: Probes) -> Finding:
     """Return a probe's flag, with its first witness, and for exploitable ones the means."""
-    subject, probe_kind = PROBE_TEXTS[probe]
+    rewards, (subject, probe_kind) = probes.answers[probe], PROBE_TEXTS[probe]
     if any(flag.options_shown for flag in rewards.flagged):
         probe_kind = "exploitable"
     text, witness = f"{subject} {earns}", next(iter(rewards.flagged), None)
     if probe_kind == "exploitable":
-        beside = "" if recorded is None else f", recorded answers {recorded:.3g}"
-        text += f", {rewards.mean:.3g} on average{beside}"
+        recorded = "" if probes.recorded_mean is None else f", recorded answers {probes.recorded_mean:.3g}"
+        text += f", {rewards.mean:.3g} on average{recorded}"
     text += "" if witness is None else f"; {witness}"
-    gain = rewards.mean if probe_kind != "strict" else ((witness and witness.right) or 1.0) - rewards.mean
-    return Finding(kind, text, probe, None, probe_kind, gain, witness)
+    return Finding(kind, text, probe, None, probe_kind, witness)
 
 
 def _unmeasured_answers(probes: Probes) -> str:
@@ -269,8 +263,7 @@ def solvable(record: CheckResult) -> tuple[int, int] | None:
 
     `None`: no row was shown to be solvable. A dismissed flag counts for nothing.
     """
-    oracle = record.oracle
-    if oracle is None:
+    if (oracle := record.oracle) is None:
         return None
     solved = len(oracle.recorded) + oracle.solved * _is_tried(record)
     return (solved, oracle.rows) if solved else None
@@ -339,14 +332,16 @@ def oracle_findings(record: CheckResult) -> Iterator[Finding]:
 
 def flagged_probes(record: CheckResult) -> Iterator[Finding]:
     """Yield the probes of which rows did not pay what an honest grader pays."""
-    for name, rewards in record.probes.answers.items() if record.probes else ():
+    if (probes := record.probes) is None:
+        return
+    for name, rewards in probes.answers.items():
         if name in ANSWERS or not rewards.flagged:
             continue
         is_strict = PROBE_TEXTS[name][1] == "strict"
         kind: FindingKind = "right answer rejected" if is_strict else "wrong answer accepted"
         earns = "less than the right answer" if is_strict else "the full reward"
         count = f"earns {earns} in {len(rewards.flagged)} of {rewards.rows} rows"
-        yield _flag(kind, name, count, rewards, record.probes.recorded_mean if record.probes else None)
+        yield _flag(kind, name, count, probes)
 
 
 def row_findings(record: CheckResult) -> Iterator[Finding]:
@@ -382,10 +377,9 @@ def unmet_thresholds(
         if reason or getattr(record, section) is None:
             yield f"{option}: not measured: {reason}"
 
-    late = [row.recording for row in record.rows if row.first is not None]
-    if thresholds.reproducible and (record.verdict != "match" or late):
-        names = f" ({', '.join(late)} only when replayed again)" if late else ""
-        yield f"--reproducible: {record.verdict}: {record.detail}{names}"
+    is_late = any(row.first is not None for row in record.rows)
+    if thresholds.reproducible and (record.verdict != "match" or is_late):
+        yield f"--reproducible: {record.verdict}: {record.detail}"
     if thresholds.deterministic:
         is_unscored = again is not None and not again.scored
         yield from lacking("--deterministic", "deterministic", "no scoring gives a reward" * is_unscored)

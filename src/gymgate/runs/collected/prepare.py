@@ -40,13 +40,13 @@ def prepare(spec: RunSpec, *, output: Path | None, shard: Shard, rerun_failed: b
     packaged = [*environments.values()]
     require_needs(stack, packaged, replayed=not isinstance(policy, HTTPEndpoint))
     sources = open_sources(spec.data, environments, spec.rows)
-    if isinstance(policy, HTTPEndpoint):
-        for config, environment in zip(stack.environments, packaged, strict=True):
-            if environment.config(config.config).runs_code:
-                log(
-                    f"warning: {config.name} runs code that the model writes, with your rights and without a sandbox"
-                )
-    else:
+    for environment, config in zip(stack.environments, packaged, strict=True):
+        found = config.config(environment.config)
+        is_written = isinstance(policy, HTTPEndpoint) and found.runs_code
+        if what := ["the model writes"] * is_written + ["rows hold"] * found.runs_rows:
+            written = " and ".join(what)
+            log(f"warning: {environment.name} may run code that {written}, with your rights")
+    if not isinstance(policy, HTTPEndpoint):
         log(REPLAYING)
         if policy is None:
             endpoint = with_oracles(replay_of(packaged), sources, log)
