@@ -153,7 +153,7 @@ async def test_a_bound_on_calls_truncates(env: vf.Env[Any], policy: ScriptedPoli
     assert trace.ok, trace.errors
 
 
-@pytest.mark.parametrize("status", [401, 404, 429, 500])
+@pytest.mark.parametrize("status", [401, 404, 500])
 async def test_a_policy_that_fails_fails_the_rollout_with_its_status(
     env: vf.Env[Any], policy: ScriptedPolicy, status: int
 ) -> None:
@@ -164,6 +164,19 @@ async def test_a_policy_that_fails_fails_the_rollout_with_its_status(
     assert (trace.last_error.type, trace.last_error.status_code) == ("ProviderError", status)
     assert "no capacity today" in trace.last_error.message
     assert trace.rewards == {}
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+async def test_a_policy_that_fails_for_a_moment_is_asked_again_within_the_turn(
+    policy: ScriptedPolicy, dialect: str
+) -> None:
+    """As in `gymgate run`: verifiers counts a call and its retries as one turn."""
+    policy.fail_first = [500, 429, 503]
+    for trace in await run_other(endpoint(policy), n=1, dialect=dialect):
+        check_conversation(trace)
+        assert trace.num_turns == TURNS
+    assert policy.calls.total() == TURNS + 3
+    assert policy.fail_first == []
 
 
 async def test_a_failure_of_gym_is_one_line(env: vf.Env[Any], policy: ScriptedPolicy) -> None:

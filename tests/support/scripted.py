@@ -35,6 +35,8 @@ class ScriptedPolicy:
         """Authorization headers that calls came with."""
         self.fail: int | None = None
         """HTTP status to answer every call with."""
+        self.fail_first: list[int] = []
+        """HTTP statuses to answer the next calls with."""
         self.hang = False
         """Never answer."""
         self.tokenizer: Any = None
@@ -112,9 +114,10 @@ class ScriptedPolicy:
         self.calls[kind] += 1
         if self.hang:
             await asyncio.Event().wait()
-        if self.fail is None:
+        status = self.fail_first.pop(0) if self.fail_first else self.fail
+        if status is None:
             return None
-        return web.json_response({"error": {"message": "no capacity today"}}, status=self.fail)
+        return web.json_response({"error": {"message": "no capacity today"}}, status=status)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[ScriptedPolicy]:

