@@ -748,3 +748,13 @@ def test_a_list_of_rows_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (run / "rows.txt").mkdir()
     with pytest.raises(DataError, match=r"rows\.txt"):
         read_runs([run])
+
+
+@pytest.mark.parametrize("below", [".", "model--env--1"])
+def test_verifiers_traces_are_named_for_what_they_are(tmp_path: Path, below: str) -> None:
+    (tmp_path / below).mkdir(exist_ok=True)
+    (tmp_path / below / "traces.jsonl").write_text("{}\n")
+    with pytest.raises(
+        DataError, match=r"holds verifiers' traces\.jsonl, .*`gymgate run -o DIR` writes a run"
+    ):
+        read_runs([tmp_path])

@@ -19,7 +19,7 @@ from gymgate.runs.described.plan import WHOLE, Identity, IdentitySet, PlannedRol
 from gymgate.runs.described.settings import differences
 from gymgate.runs.stored.attempts import Attempt
 from gymgate.runs.stored.gym_rollouts import TASK, failures_beside, inputs_beside, stored_attempts
-from gymgate.runs.stored.layout import FAILURES, ROLLOUTS, RUN, read_run, run_directories, run_of_file
+from gymgate.runs.stored.layout import FAILURES, ROLLOUTS, read_run, run_directories, run_of_file, without_run
 from gymgate.runs.stored.record import read_values
 from gymgate.runs.stored.rows import RowReader
 from gymgate.stack import Stack
@@ -79,9 +79,7 @@ class StoredRun:
         else:
             directories = run_directories(path)
             if not directories:
-                raise DataError(
-                    f"{path} holds no run: neither it nor a shard in it has a {RUN}", path=str(path)
-                )
+                raise DataError(without_run(path), path=str(path))
             self._read_settings(directories)
             files = [directory / name for directory in directories for name in (ROLLOUTS, FAILURES)]
         for file in files:

@@ -19,12 +19,12 @@ from gymgate.runs.stored.gym_rollouts import read_gym_failures, read_scored_fail
 from gymgate.runs.stored.layout import (
     FAILURES,
     ROLLOUTS,
-    RUN,
     Extent,
     read_planned,
     read_run,
     run_directories,
     run_of_file,
+    without_run,
 )
 from gymgate.runs.stored.score import Score, score_of
 
@@ -219,7 +219,7 @@ def _find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     for path in paths:
         there = runs_at(path)
         if not there:
-            without.append(f"{path} holds no run: neither it nor a shard in it has a {RUN}")
+            without.append(without_run(path))
         for run in there:
             if run.policy is not None:
                 first = first or run

@@ -23,6 +23,8 @@ from gymgate.runs.stored.record import line_error
 from gymgate.runs.stored.tokens import Seconds, Text, Whole
 
 RUN, ROWS, ROLLOUTS, FAILURES = "run.json", "rows.txt", "rollouts.jsonl", "failures.jsonl"
+TRACES = "traces.jsonl"
+"""What verifiers writes in its place."""
 FORMAT = 1
 _KEY = re.compile(r"[0-9a-f]{16}")
 _SHARD = re.compile(r"shard-([0-9]+)-of-([0-9]+)")
@@ -101,6 +103,13 @@ def read_planned(path: Path, extent: Extent) -> PlannedIdentities | None:
         if _KEY.fullmatch(key) is None:
             raise line_error(path / ROWS, number, "not the key of a row")  # a link may lead to anything
     return PlannedIdentities(keys, extent.model_dump())
+
+
+def without_run(path: Path) -> str:
+    """Say that a directory and its shards hold no run, and what it holds if verifiers wrote it."""
+    if any(any(path.glob(name)) for name in (TRACES, f"*/{TRACES}")):
+        return f"{path} holds verifiers' {TRACES}, which docs/verifiers.md says how to read; `gymgate run -o DIR` writes a run"
+    return f"{path} holds no run: neither it nor a shard in it has a {RUN}"
 
 
 def run_of_file(path: Path) -> Path:
