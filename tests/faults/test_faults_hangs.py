@@ -96,6 +96,8 @@ async def test_an_environments_server_that_fails_in_every_way(shared: StackConfi
         found = await asyncio.gather(*tools, *verifying)
         for rollout, took_s in found:
             check_bounded(rollout, took_s, may_go_on=rollout.id.startswith("tool"))
+        [unscored] = [rollout.error for rollout, _ in found if rollout.id == "verify:no reward"]
+        assert "gave no number as a reward" in unscored.message
         again, _ = await timed(stack, "fine")
         assert (again.reward, again.error) == (0.5, None)
 

@@ -34,6 +34,8 @@ _LOOKED_AT = 20 * MAX_MESSAGE
 _PASSED_ON = re.compile(r"Hit an exception in \S+ calling an inner server: (b'.*'|b\".*\")", re.DOTALL)
 _UNREADABLE = "Received an invalid response from model server"
 """What NeMo Gym's agents say of a model's answer that breaks their schema, which is stricter than that of endpoints."""
+_NO_REWARD = re.compile(r"\breward\s+Input should be a valid number")
+"""What an agent says of a result whose reward pydantic refuses."""
 
 _KINDS: tuple[tuple[type[GymgateError], ErrorKind], ...] = (
     (RolloutTimeoutError, "timeout"),
@@ -197,6 +199,9 @@ def run_error(status: int, body: bytes, server: str, kind: str = "agent") -> Gym
     if isinstance(inner, str) and _UNREADABLE in inner:
         reason = f"it cannot read an answer of its model: {one_line(inner)}"
         return PolicyError(f"{kind} {server!r}: {reason}", retryable=False)
+    if isinstance(inner, str) and _NO_REWARD.search(inner):
+        reason = "its resources server gave no number as a reward, but None, NaN or something else; `gymgate check ENV` shows it"
+        return EnvironmentServerError(f"{kind} {server!r}: {reason}", server=server, status_code=status)
     message = one_line(inner) if inner is answer else f"a server that it called failed: {one_line(inner)}"
     return EnvironmentServerError(
         f"{kind} {server!r}: HTTP {status}: {message}", server=server, status_code=status
