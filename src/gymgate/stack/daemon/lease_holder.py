@@ -6,17 +6,15 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gymgate.core import codec
 from gymgate.core.config import CallableEndpoint, Dialect, JudgeEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
-from gymgate.gateway.route import Route
 from gymgate.gateway.server import PreparedEndpoint
 from gymgate.stack.daemon import routing
-from gymgate.stack.daemon.destinations import Destination
 from gymgate.stack.daemon.rollout import RolloutRun
 from gymgate.stack.protocol import CallHandler, Peer, Reply, refuse_protocol
 from gymgate.stack.wire import endpoint_from_wire
@@ -103,7 +101,19 @@ class LeaseHolder:
             message.get("environment_server"),
             message.get("taskset"),
         )
-        route = self._open(message, destination)
+        judging, limits = message.get("judge_policy"), RolloutLimits(**message["limits"])
+        route = stack.gateway.open(
+            self._endpoint(message["policy"]),
+            rollout_id=message["rollout_id"],
+            judges=self._prepared_judges(),
+            judge_policy=None if judging is None else self._endpoint(judging),
+            limits=limits,
+            policy_servers=destination.policy_servers,
+            stand_ins=destination.stand_ins,
+            callers=destination.callers,
+            record_bodies=message["record_bodies"],
+            metadata_routing=destination.strategy in routing.BY_METADATA,
+        )
         try:
             if destination.owns_episode:
                 body = routing.episode_request(row, key=route.key, taskset=destination.taskset)
@@ -116,27 +126,13 @@ class LeaseHolder:
                     metadata=route.metadata,
                 )
             owner = destination.server if destination.owns_episode else None
-            timeout_s = message["limits"]["timeout_s"]
-            run = RolloutRun(environment, destination.agent, body, route, timeout_s, started, owner, row)
+            run = RolloutRun(
+                environment, destination.agent, body, route, limits.timeout_s, started, owner, row
+            )
             await run.run(stack)
         finally:
             await route.close()
         return run.packed()
-
-    def _open(self, message: Mapping[str, Any], destination: Destination) -> Route:
-        judging = message.get("judge_policy")
-        return self.daemon.running.gateway.open(
-            self._endpoint(message["policy"]),
-            rollout_id=message["rollout_id"],
-            judges=self._prepared_judges(),
-            judge_policy=None if judging is None else self._endpoint(judging),
-            limits=RolloutLimits(**message["limits"]),
-            policy_servers=destination.policy_servers,
-            stand_ins=destination.stand_ins,
-            callers=destination.callers,
-            record_bodies=message["record_bodies"],
-            metadata_routing=destination.strategy in routing.BY_METADATA,
-        )
 
     async def status(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         return {**self.daemon.running.status(), "leases": len(self.daemon.leases)}
@@ -154,9 +150,9 @@ class LeaseHolder:
         self.daemon.release(self)
 
     def _use_judges(self, config: StackConfig) -> None:
-        self._judges = dict(config.models)
+        self._judges = judges = dict(config.models)
         self._prepared_judges = functools.cache(
-            lambda: {name: self._prepared(endpoint) for name, endpoint in config.models}
+            lambda: {name: self._prepared(endpoint) for name, endpoint in judges.items()}
         )
 
     def _register(self, message: dict[str, Any]) -> None:

@@ -22,7 +22,6 @@ from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.gym.catalog.needs import (
     judge_references,
     judges_with_policy,
-    policy_servers,
     refuse_unanswered,
 )
 from gymgate.gym.catalog.sandboxes import (
@@ -189,11 +188,6 @@ class EnvironmentPlan:
         if any(kind == MODELS for _, kind, _ in references(agent.block)):
             return set()
         return {key for key in interpolated_keys(agent.block) & {*self.urls} if "judge" not in key}
-
-    @cached_property
-    def policies(self) -> dict[str, frozenset[str]]:
-        """Agent instance -> the model servers that are its policy."""
-        return {agent: policy_servers(self.servers[agent]) for agent in self.agents}
 
     @cached_property
     def strategies(self) -> dict[str, Strategy]:

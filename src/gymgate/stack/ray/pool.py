@@ -33,7 +33,7 @@ from gymgate.core.errors import (
     StackStartError,
     described,
 )
-from gymgate.rollouts.result import error_fields
+from gymgate.rollouts.result import failed_rollout
 from gymgate.stack.client.stack import Lease
 from gymgate.stack.protocol import Peer, Reply
 from gymgate.stack.ray.nodes import Tunnel, attach, detach, nodes_of, shared_actors, start_relay
@@ -237,9 +237,9 @@ class RayPool:
                 status = nodes[f"{stack.name}-{number}"] = await stack.connection.peer.call("status")
                 calls.update(status["calls"])
                 for url, state in status["replicas"].items():
-                    known = replicas.setdefault(url, {"healthy": True, "output_tokens": 0})
-                    known["healthy"] = known["healthy"] and state["healthy"]
-                    known["output_tokens"] += state["output_tokens"]
+                    total = replicas.setdefault(url, {"healthy": True, "output_tokens": 0})
+                    total["healthy"] = total["healthy"] and state["healthy"]
+                    total["output_tokens"] += state["output_tokens"]
         return {"calls": calls, "replicas": replicas, "nodes": nodes}
 
     def _with_room(self) -> NodeStack | None:
@@ -352,10 +352,6 @@ class RayPool:
 
 def _failure_reply(message: dict[str, Any], error: GymgateError) -> Reply:
     """Return the record of a rollout that no daemon reported."""
-    named = {
-        "id": message["rollout_id"],
-        "environment": message["environment"] or "",
-        "agent": message["agent"] or "",
-    }
-    record = {**named, **error_fields(error), "timing": {}, "calls": [], "requests": [], "result": None}
-    return Reply(None, codec.dumps(record))
+    names = {name: message[name] or "" for name in ("environment", "agent")}
+    rollout = failed_rollout(error, id=message["rollout_id"], **names)
+    return Reply(None, codec.dumps({**rollout.model_dump(mode="json"), "requests": []}))
