@@ -66,6 +66,16 @@ def test_what_the_user_says_of_the_run_holds_for_its_job(tmp_path: Path) -> None
     assert "#SBATCH --exclusive" not in carried
 
 
+def test_relative_paths_lead_where_the_scripts_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example `--data data/x.jsonl`, wherever `submit.sh` is called."""
+    monkeypatch.chdir(tmp_path)
+    assert f"#SBATCH --chdir={tmp_path}" in array_script(job(Path("x"))).splitlines()
+    elsewhere = job(tmp_path, options={"chdir": "/elsewhere"})
+    assert "#SBATCH --chdir=/elsewhere" in array_script(elsewhere).splitlines()
+
+
 def words_of(script: str, program: str) -> list[str]:
     """What the script calls a program with in its third task, as bash and the program take it apart."""
     [line] = [line for line in checked(script).splitlines() if line.startswith(program)]

@@ -131,6 +131,7 @@ def array_script(job: SlurmJob) -> str:
     options: dict[str, str | None] = {
         "job-name": job.name,
         "array": array,
+        "chdir": str(Path.cwd()),  # where the run's relative paths lead, wherever it is submitted
         "output": f"{logs}/%A_%a.log",
         "open-mode": "append",
         "requeue": None,
