@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from environment_pages import described, environment_of, known_as, page_name, reproducing
+from environment_pages import described, environment_of, is_undecided, known_as, page_name, reproducing
 from pydantic import Field
 
 import gymgate
@@ -155,7 +155,7 @@ class Badge(Config):
     message: str = Field(min_length=1)
     color: Literal["brightgreen", "yellow", "lightgrey"]
     """brightgreen: every recorded reward is reproduced, and there is no finding; yellow: there is a finding; lightgrey: it
-    could not be checked."""
+    could not be checked, or is undecided."""
 
 
 def make_index(records: Iterable[CheckResult]) -> Index:
@@ -239,10 +239,11 @@ def badge(entry: IndexedEnvironment) -> Badge:
     parts = [f"{entry.reproduced}/{entry.recorded} rewards" if entry.recorded else entry.verdict]
     if entry.oracle is not None and entry.oracle.solvable:
         parts.append(f"≥ {entry.oracle.solvable}/{entry.oracle.rows} solvable")
-    if count := len(entry.findings):
+    undecided = sum(is_undecided(each.text) for each in entry.findings)
+    parts += ["undecided"] * bool(undecided)
+    if count := len(entry.findings) - undecided:
         parts.append(f"{count} finding{'s' if count > 1 else ''}")
-    unchecked = entry.verdict in ("blocked", "incomplete", "failed")
-    color = "yellow" if entry.findings else "lightgrey" if unchecked else "brightgreen"
+    color = "yellow" if count else "brightgreen" if entry.verdict == "match" else "lightgrey"
     return Badge(message=", ".join(parts), color=color)
 
 
