@@ -262,12 +262,10 @@ def number_option(
     )
 
 
-def seconds_option(
-    *names: str, help: str, default: float, group: str = OTHER
-) -> Callable[[Command], Command]:
+def seconds_option(*names: str, help: str, default: float) -> Callable[[Command], Command]:
     """Return an option for a time greater than 0."""
     return option(
-        group,
+        OTHER,
         *names,
         type=FiniteRange(0, min_open=True),
         metavar="SECONDS",

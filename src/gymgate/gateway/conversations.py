@@ -63,10 +63,6 @@ class Conversations:
             self._keep(raw, body, dialect, (base, ends[base]))
         return body, raw
 
-    def clear(self) -> None:
-        """Forget all of them."""
-        self._requests.clear()
-
     def _keep(self, raw: bytes, body: Any, dialect: Dialect, base: tuple[_Request, _End] | None) -> None:
         field = FIELDS[dialect]
         items = body.get(field) if isinstance(body, dict) else None

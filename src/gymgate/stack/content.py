@@ -72,9 +72,10 @@ def environment_content(config: EnvConfig, named_roots: Sequence[str], site: Pat
             continue
         seen.add(server)
         for path in sorted(own_files(directory, CODE)):
-            if path.relative_to(directory).parts[0] == "configs":
+            below = path.relative_to(directory)
+            if below.parts[0] == "configs":
                 continue  # the chosen one counts as it is read, and the others do not count
-            content[f"{kind}/{name}/{path.relative_to(directory)}"] = file_digest(path)
+            content[f"{kind}/{name}/{below}"] = file_digest(path)
             if path.suffix == ".py":
                 left += _OTHER_SERVER.findall(path.read_text(errors="replace"))
     return content

@@ -246,7 +246,7 @@ class Environment:
         """
         stem = name.removesuffix(".jsonl")
         files = [
-            *self._declared_files(self.config(None), name),
+            *self._declared_files(self.config(), name),
             *(file for file in self.data if file.name == stem),
             *(file for file in self.data if file.path.stem == stem),
             *(file for declaring in self.configs for file in self._declared_files(declaring, name)),
