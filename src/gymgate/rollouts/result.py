@@ -111,9 +111,11 @@ def measurement_fields(result: dict[str, Any], row: bytes, metadata_key: str) ->
         metadata = part.get("metadata") if isinstance(part, dict) else None
         if isinstance(metadata, dict) and metadata.pop(metadata_key, None) is not None and not metadata:
             result[name].pop("metadata")
-    numbers = [name for name, value in result.items() if name in PARTS or number(value) is not None]
-    repeated = codec.loads(row) if {*numbers} - {"reward"} else {}  # only then: the row may be large
-    measured = {name: result[name] for name in numbers if name not in repeated}
+    names = [
+        name for name in result if _measures(name) and (name in PARTS or number(result[name]) is not None)
+    ]
+    repeated = codec.loads(row) if names else {}  # only then: the row may be large
+    measured = {name: result[name] for name in names if name not in repeated}
     return {"reward_parts": reward_parts(measured), "metrics": metrics(measured), "result": result}
 
 
@@ -142,9 +144,14 @@ def metrics(result: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: value
         for name in result
-        if name not in ("reward", "mask_sample") and not name.startswith(("_ng_", PART_PREFIX))
+        if _measures(name) and not name.startswith(PART_PREFIX)
         if (value := number(result[name])) is not None
     }
+
+
+def _measures(name: str) -> bool:
+    """Whether a field may hold a metric or parts of the reward: it is neither the reward nor NeMo Gym's bookkeeping."""
+    return name not in ("reward", "mask_sample") and not name.startswith("_ng_")
 
 
 def judge_failed(result: Mapping[str, Any]) -> bool:
