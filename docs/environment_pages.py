@@ -553,6 +553,9 @@ def _aspects(record: CheckResult) -> Iterator[_Aspect]:
         names = f"{len(made)} probes of wrong answers ({', '.join(made)})"
         told = f"{names}, {count} rows in all{form}: no flag. Other forms were not tried."
         yield _Aspect(("wrong answer accepted",), told, "")
+    else:
+        untried = "Wrong answers: none tried, because no right answer is known to earn the full reward."
+        yield _Aspect(("wrong answer accepted",), "", untried)
     if data is not None:
         rows = sum(data.files.values())
         yield _Aspect(

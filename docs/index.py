@@ -154,8 +154,8 @@ class Badge(Config):
     label: Literal["gymgate"] = "gymgate"
     message: str = Field(min_length=1)
     color: Literal["brightgreen", "yellow", "lightgrey"]
-    """brightgreen: every recorded reward is reproduced, and there is no finding; yellow: there is a finding; lightgrey: it
-    could not be checked, or is undecided."""
+    """brightgreen: every recorded reward is reproduced, and probes of right and wrong answers found nothing; yellow: there is a
+    finding; lightgrey: it could not be checked or probed, or is undecided."""
 
 
 def make_index(records: Iterable[CheckResult]) -> Index:
@@ -243,7 +243,9 @@ def badge(entry: IndexedEnvironment) -> Badge:
     parts += ["undecided"] * bool(undecided)
     if count := len(entry.findings) - undecided:
         parts.append(f"{count} finding{'s' if count > 1 else ''}")
-    color = "yellow" if count else "brightgreen" if entry.verdict == "match" else "lightgrey"
+    is_probed = entry.oracle is not None and entry.oracle.solvable is not None
+    parts += ["not probed"] * (entry.verdict == "match" and not is_probed)
+    color = "yellow" if count else "brightgreen" if entry.verdict == "match" and is_probed else "lightgrey"
     return Badge(message=", ".join(parts), color=color)
 
 
