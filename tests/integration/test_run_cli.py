@@ -56,7 +56,7 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
         "example_session_state_mgmt",
         "20",
         "1.000",
-        "±0.000",
+        "±n/a",
         "1.000",
         "1.000",
         "replayed",

@@ -18,6 +18,7 @@ from gymgate.results.compare import (
     Comparison,
     compare,
     differing_overflows,
+    shown_p,
     verdict,
     why_worse,
     write_comparison,
@@ -103,7 +104,8 @@ def command(
 
     A and B are directories of gymgate run, or a rollouts.jsonl of NeMo Gym's collector. Rollouts of the same row, seed
     and repeat are a pair; pairs in which one failed or has no reward that counts are left out, never counted as 0. After ± is the
-    standard error of the difference, clustered by row; p is an exact sign test over rows, for rewards of 0 and 1.
+    standard error of the difference, clustered by row; p is that of a permutation test of the rows: one run is better if it is at
+    most 0.05, which takes 6 rows or more.
 
     \b
     gymgate compare runs/base runs/tuned
@@ -179,7 +181,7 @@ def _print(rows: Sequence[Mapping[str, Any]], *, wide: bool) -> None:
     add("better", lambda row: str(row["better"]))
     add("worse", lambda row: str(row["worse"]))
     if any(row["p"] is not None for row in rows):
-        add("p", _p, rank=1)
+        add("p", lambda row: "-" if row["p"] is None else shown_p(row["p"]), rank=1)
     for name, title in (
         ("left_out", "no reward"),
         ("failed_first", "failed A"),
@@ -208,13 +210,8 @@ def _print_alone(run: str, tasks: Sequence[Task]) -> None:
         echo(f"  only in {run}: {names}{f' and {rest} more' if rest > 0 else ''}")
 
 
-def _p(row: Mapping[str, Any]) -> str:
-    p = row["p"]
-    return "<0.001" if p is not None and p < 0.001 else shown_number(p)
-
-
 def _with_error(row: Mapping[str, Any]) -> str:
     if row["difference"] is None:
         return "-"
     error = row["difference_se"]
-    return f"{row['difference']:+.3f}{'' if error is None else f' ±{error:.3f}'}"
+    return f"{row['difference']:+.3f} ±{'n/a' if error is None else f'{error:.3f}'}"

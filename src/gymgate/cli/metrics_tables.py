@@ -145,11 +145,8 @@ def _mean(row: Mapping[str, Any]) -> str:
 
 def _with_error(row: Mapping[str, Any], name: str) -> str:
     value, error = row.get(name), row.get(f"{name}_se")
-    return (
-        shown_number(value)
-        if value is None or error is None
-        else f"{shown_number(value)} ±{shown_number(error)}"
-    )
+    shown_error = "n/a" if error is None else shown_number(error)
+    return shown_number(value) if value is None else f"{shown_number(value)} ±{shown_error}"
 
 
 def shown_number(value: float | None, digits: int = 3) -> str:

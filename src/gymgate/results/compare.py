@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,8 @@ class _Pairs(NamedTuple):
     """Rewards of the same length: a pair is one of each."""
     left_out: int
     """Pairs in which one has no reward that counts: it failed, was masked or was not scored."""
+    failed: list[tuple[float | None, float | None]]
+    """Both rewards of the pairs in which one or both failed; `None` is a failure."""
 
     @property
     def differences(self) -> list[float]:
@@ -65,9 +68,12 @@ def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
     repeat of one, is in both.
 
     A row of the result has `pairs`, the mean reward of either run over them (`first`, `second`), their `difference` with
-    its standard error, clustered by row (`difference_se`), the pairs in which the second run's reward is higher (`better`)
-    or lower (`worse`), and for rewards of 0 and 1 the two-sided p value of an exact sign test over the rows (`p`). `left_out`
-    counts pairs without both rewards, `only_first` and `only_second` the rows that one run alone has.
+    its standard error, clustered by row (`difference_se`), and its t interval, cut at what is possible for rewards of 0 to 1
+    (`difference_ci95_low`, `_high`), the pairs in which the second run's reward is higher (`better`) or lower (`worse`), and
+    the two-sided p value of a sign-flip permutation test of the rows (`p`), which decides. `rows_needed` is about how many rows
+    have 80% power for a difference this large, where it decides nothing; `failed_needed` how many failed rollouts undo the
+    decision, had the loser's got 1 and the winner's 0, where some do. `rows` are in both runs, and `rows_paired` of them have a
+    pair. `left_out` counts pairs without both rewards, `only_first` and `only_second` the rows that one run alone has.
     """
     here, there = _by_row(first), _by_row(second)
     paired = [_paired(task, there[name]) for name, task in here.items() if name in there]
@@ -109,23 +115,6 @@ def _by_row(collected: CollectedTasks) -> dict[TaskKey, Task]:
     return tasks
 
 
-def sign_test_p(rows: Sequence[Sequence[float]]) -> float:
-    """Two-sided p value of the exact sign test over rows, given the differences of each row's pairs.
-
-    The sign of a row's summed difference is a fair coin if the runs do not differ; a row whose sum is 0 is left out. Pairs of
-    one row may depend on each other. With one pair of each row it is McNemar's exact test (McNemar, 1947); Durkalski et al.
-    (2003) give the asymptotic test for pairs in clusters.
-    """
-    sums = [math.fsum(differences) for differences in rows]
-    higher, lower = sum(total > 0 for total in sums), sum(total < 0 for total in sums)
-    count = higher + lower
-    ways, tail = 1, 0  # math.comb anew for each k takes minutes for ten thousand rows
-    for k in range(min(higher, lower) + 1):
-        tail += ways
-        ways = ways * (count - k) // (k + 1)
-    return min(1.0, 2 * tail / (1 << count))
-
-
 def why_worse(rows: Sequence[Mapping[str, Any]], limit: float) -> str | None:
     """Return why `--fail-if-worse` fails; `None` if it does not. Without a pair there is nothing to judge by."""
     unjudged = [str(row["environment"]) or "?" for row in rows if row["rows"] and not row["pairs"]]
@@ -165,18 +154,38 @@ def write_comparison(
 def verdict(row: Mapping[str, Any], names: Sequence[str]) -> str:
     """Say which of two runs has the higher mean reward in an environment, or that the pairs cannot tell."""
     where = "all environments" if row["environment"] == OVERALL else row["environment"]
-    difference, error = row["difference"], row["difference_se"]
+    difference, low, p = row["difference"], row["difference_ci95_low"], row["p"]
     if difference is None:
         return f"{where}: no pair has a reward that counts in both"
     if not (row["better"] or row["worse"]):
         return f"{where}: equal rewards in all {row['pairs']} pairs"
-    if error is None:
-        return f"{where}: one row cannot tell, {difference:+.3f}"
-    low, high = (difference + sign * st.Z95 * error for sign in (-1, 1))
-    interval = f"(95% interval {low:+.3f} to {high:+.3f})"
-    if low <= 0 <= high:
-        return f"{where}: {row['pairs']} pairs cannot tell, {difference:+.3f} {interval}"
-    return f"{where}: {names[difference > 0]} is better, {difference:+.3f} {interval}"
+    interval = "" if low is None else f"95% interval {low:+.3f} to {row['difference_ci95_high']:+.3f}, "
+    size = f"{difference:+.3f} ({interval}p {shown_p(p)})"
+    if p <= st.LEVEL:
+        return f"{where}: {names[difference > 0]} is better, {size}{_despite_failures(row)}"
+    needed, rows = row["rows_needed"], row["rows_paired"]
+    few = f"; fewer than {st.FEWEST_TASKS} rows never can" if rows < st.FEWEST_TASKS else ""
+    power = "" if needed is None else f"; 80% power needs about {needed:,} rows"
+    pairs = f"{row['pairs']} pairs of {rows} rows" if rows > 1 else "one row"
+    return f"{where}: {pairs} cannot tell, {size}{few}{power}"
+
+
+def shown_p(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _despite_failures(row: Mapping[str, Any]) -> str:
+    """Say how many failed rollouts undo a decision."""
+    if row["failed_needed"] is None:
+        return ""
+    loser, winner = ("A", "B") if row["difference"] > 0 else ("B", "A")
+    failed = {"A": row["failed_first"], "B": row["failed_second"]}
+    whose, had = f" of {loser}", "passed"
+    if failed[winner]:
+        whose, had = (
+            ("", f"passed in {loser} or got 0 in {winner}") if failed[loser] else (f" of {winner}", "got 0")
+        )
+    return f"; holds unless {row['failed_needed']} of the {sum(failed.values())} failed{whose} had {had}"
 
 
 def _parts(
@@ -201,7 +210,12 @@ def _paired(first: Task, second: Task) -> _Pairs:
     common = [order for order in here if order in there]
     counted = [order for order in common if here[order] is not None and there[order] is not None]
     mine, other = ([side[order] or 0.0 for order in counted] for side in (here, there))
-    return _Pairs(first, second, mine, other, left_out=len(common) - len(counted))
+    losses = ((here, first.failures), (there, second.failures))
+    ended = (
+        order for order in common if all(side[order] is not None or order in lost for side, lost in losses)
+    )
+    failed = [pair for order in ended if None in (pair := (here[order], there[order]))]
+    return _Pairs(first, second, mine, other, len(common) - len(counted), failed)
 
 
 def _rewards(task: Task) -> dict[Order, float | None]:
@@ -226,20 +240,66 @@ def _row(
     every = [difference for of_row in differences for difference in of_row]
     better, worse = (sum(sign * difference > 0 for difference in every) for sign in (1, -1))
     sides = [[reward for pairs in mine for reward in getattr(pairs, side)] for side in ("first", "second")]
+    known = [pair for pairs in mine for pair in (*zip(pairs.first, pairs.second, strict=True), *pairs.failed)]
+    are_shares = all(reward is None or 0 <= reward <= 1 for pair in known for reward in pair)
+    mean, error, count = st.mean(every), st.clustered_error(differences), sum(map(bool, differences))
+    low, high = st.confidence_interval(
+        mean, error, count, (-1.0, 1.0) if are_shares else (-math.inf, math.inf)
+    )
+    if error is None and abs(mean or 0.0) < 1:  # the binomial interval is exact only at its ends
+        low = high = None
+    p = st.sign_flip_p([math.fsum(of_row) for of_row in differences]) if every else None
+    decides = p is not None and p <= st.LEVEL
     return {
         "environment": environment,
         "first": st.mean(sides[0]),
         "second": st.mean(sides[1]),
-        "difference": st.mean(every),
-        "difference_se": st.clustered_error(differences),
-        "p": sign_test_p(differences) if every and all(map(st.is_binary, sides)) else None,
+        "difference": mean,
+        "difference_se": error,
+        "difference_ci95_low": low,
+        "difference_ci95_high": high,
+        "p": p,
+        "rows_needed": None if decides else st.tasks_needed(mean or 0.0, error, count),
+        "failed_needed": _undone_by(mine, mean or 0.0) if decides and are_shares else None,
         "pairs": len(every),
         "better": better,
         "worse": worse,
         "rows": len(mine),
+        "rows_paired": count,
         "left_out": sum(pairs.left_out for pairs in mine),
         "failed_first": sum(task.failed for task in runs[0].tasks.values() if is_of(task)),
         "failed_second": sum(task.failed for task in runs[1].tasks.values() if is_of(task)),
         "only_first": sum(map(is_of, alone[0])),
         "only_second": sum(map(is_of, alone[1])),
     }
+
+
+def _undone_by(paired: Sequence[_Pairs], difference: float) -> int | None:
+    """Return how many failed rollouts undo what the test decides, had the loser's got 1 and the winner's 0; `None` if not even
+    all do.
+
+    Those that change the difference most come first, and of these the ones of rows that spoke for the loser, or those of the
+    other rows: the fewer of the two. Trying every choice finds fewer only in rare cases of few rows.
+    """
+    sign = math.copysign(1.0, difference)
+    sums = [sign * math.fsum(pairs.differences) for pairs in paired]
+    steps = []
+    for row, pairs in enumerate(paired):
+        for a, b in pairs.failed:
+            first, second = float(sign > 0) if a is None else a, float(sign < 0) if b is None else b
+            if loss := sign * (first - second):
+                steps.append((loss, (a is None) + (b is None), row))
+
+    def is_undone(count: int) -> bool:
+        totals = [*sums]
+        for loss, _, row in steps[:count]:
+            totals[row] -= loss
+        return math.fsum(totals) <= 0 or st.sign_flip_p(totals) > st.LEVEL
+
+    fewest = []
+    for favoured in (1, -1):
+        steps.sort(key=lambda step: (-step[0] / step[1], favoured * sums[step[2]]))
+        count = bisect_left(range(1, len(steps) + 1), True, key=is_undone) + 1
+        if count <= len(steps):
+            fewest.append(sum(rollouts for _, rollouts, _ in steps[:count]))
+    return min(fewest, default=None)

@@ -153,7 +153,8 @@ def _summary(
     means = [math.fsum(rewards) / len(rewards) for rewards in scored]
     runs = st.run_means(scored)
     mean, error = st.mean(means), st.standard_error(means)
-    low, high = _interval(mean, error, (0.0, 1.0) if st.is_binary(every) else (-math.inf, math.inf))
+    bounds = (0.0, 1.0) if st.is_binary(every) else (-math.inf, math.inf)
+    low, high = st.confidence_interval(mean, error, len(means), bounds)
     row: dict[str, Any] = {
         "environment": name,
         "tasks": len(tasks),
@@ -180,15 +181,6 @@ def _summary(
             values = [_vote(task, k) for task in measured]
             row[f"maj@{k}"], row[f"maj@{k}_se"] = st.mean(values), st.standard_error(values)
     return row
-
-
-def _interval(
-    mean: float | None, error: float | None, bounds: tuple[float, float]
-) -> tuple[float | None, float | None]:
-    """The 95 % confidence interval, cut at the bounds."""
-    if mean is None or error is None:
-        return None, None
-    return max(bounds[0], mean - st.Z95 * error), min(bounds[1], mean + st.Z95 * error)
 
 
 def _vote(task: Task, k: int) -> float:
