@@ -27,6 +27,7 @@ from gymgate.quality.record.findings import (
     Proof,
     dismissals,
     findings,
+    is_tried,
     proofs,
     right_answer,
     solvable,
@@ -611,7 +612,7 @@ def _figures(record: CheckResult) -> list[str]:
             for name, case in cases
         ]
         lines += ["If something fails:", "", *table(("case", "rollouts", "rewards", "first error"), rows)]
-    if (oracle := record.oracle) is not None and oracle.phrasings:
+    if (oracle := record.oracle) is not None and oracle.phrasings and is_tried(record):
         rows = [
             [
                 name,

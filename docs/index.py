@@ -23,7 +23,7 @@ from pydantic import Field
 import gymgate
 from gymgate.core.config import Config
 from gymgate.quality import CheckResult, Verdict
-from gymgate.quality.record.findings import FindingKind, Quote, findings, solvable, suspicions
+from gymgate.quality.record.findings import FindingKind, Quote, findings, is_tried, solvable, suspicions
 from gymgate.quality.record.storage import shipped_records
 from gymgate.quality.sections import FlaggedRow, OracleReason, ProbeKind, ProbeName
 
@@ -190,8 +190,8 @@ def indexed(record: CheckResult) -> IndexedEnvironment:
             reason=oracle.reason,
             rows=oracle.rows,
             solvable=shown[0] if shown else None,
-            accepts=next(iter(oracle.accepted), None),
-            asked_for=oracle.asked_for or None,
+            accepts=next(iter(oracle.accepted), None) if is_tried(record) else None,
+            asked_for=(oracle.asked_for or None) if is_tried(record) else None,
         )
         if oracle
         else None,

@@ -85,6 +85,8 @@ def test_the_index_has_every_record_and_the_form_of_its_schema(site: Path) -> No
         assert entry["verdict"] == record.verdict
         assert (entry["page"] is not None) == record.measured
         assert record.data is None or entry["duplicates"] == record.data.duplicates
+    dismissed = entries["benchmarks", "litmus-bench"]["oracle"]
+    assert (dismissed["solvable"], dismissed["accepts"], dismissed["asked_for"]) == (None, None, None)
 
 
 def test_every_environment_has_a_badge(site: Path) -> None:

@@ -265,18 +265,18 @@ def solvable(record: CheckResult) -> tuple[int, int] | None:
     """
     if (oracle := record.oracle) is None:
         return None
-    solved = len(oracle.recorded) + oracle.solved * _is_tried(record)
+    solved = len(oracle.recorded) + oracle.solved * is_tried(record)
     return (solved, oracle.rows) if solved else None
 
 
-def _is_tried(record: CheckResult) -> bool:
+def is_tried(record: CheckResult) -> bool:
     """Whether what its right answers earn says something."""
     return record.oracle is not None and "right answer" not in _by_probe(dismissals(), record)
 
 
 def right_answer(record: CheckResult) -> str:
     """Return what is known of the right answer, in one line; empty if that is nothing."""
-    told = [str(record.oracle)] if _is_tried(record) else []
+    told = [str(record.oracle)] if is_tried(record) else []
     told += ["at least {} of {} rows are solvable".format(*shown)] if (shown := solvable(record)) else []
     return "; ".join(told)
 
