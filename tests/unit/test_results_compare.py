@@ -346,6 +346,12 @@ def test_five_rows_cannot_tell_and_six_can(tmp_path: Path) -> None:
         assert ("A is better" in verdict(back, "AB")) == (count > 5)
 
 
+def test_rewards_that_differ_by_rounding_are_equal(tmp_path: Path) -> None:
+    comparison = compared(make_run(tmp_path / "a", [[0.3]] * 8), make_run(tmp_path / "b", [[0.1 + 0.2]] * 8))
+    [row] = comparison.rows
+    assert (row["better"], row["worse"], row["p"], comparison.flips) == (0, 0, 1.0, [])
+
+
 def test_rows_without_a_pair_do_not_decide(tmp_path: Path) -> None:
     """Eight rows are in both, and B failed in three."""
     base = make_run(tmp_path / "a", [[0.0]] * 8)

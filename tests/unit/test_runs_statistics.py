@@ -113,6 +113,7 @@ def test_p_of_graded_differences_does_not_depend_on_rounding() -> None:
     assert st.sign_flip_p([0.1] * 30) == st.sign_flip_p([1e90] * 30) == st.sign_flip_p([1.0] * 30) == 1e-4
     assert st.sign_flip_p([0.1, 0.2, -0.3] * 10) == 1.0
     assert st.sign_flip_p([]) == st.sign_flip_p([0.0] * 40) == 1.0
+    assert st.sign_flip_p([5e-324] * 30) == st.sign_flip_p([1e100] * 30) == 1e-4
 
 
 @pytest.mark.parametrize(("up", "down"), [(15, 5), (16, 6), (35, 25), (200, 160), (3000, 2900)])
@@ -198,6 +199,8 @@ def test_the_rows_that_are_named_have_about_the_power(rate: float, effect: float
 def test_no_number_of_rows_shows_no_difference() -> None:
     assert st.tasks_needed(0.0, 0.1, 10) is None
     assert st.tasks_needed(-1.0, None, 3) == st.FEWEST_TASKS
+    for rounding in (1e-17, 1e-160, 5e-324):
+        assert st.tasks_needed(rounding, 0.3, 10) is None
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,9 @@ class _Pairs(NamedTuple):
 
     @property
     def differences(self) -> list[float]:
-        return [b - a for a, b in zip(self.first, self.second, strict=True)]
+        # Rewards that differ by rounding are equal.
+        pairs = zip(self.first, self.second, strict=True)
+        return [0.0 if math.isclose(a, b) else b - a for a, b in pairs]
 
 
 def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:

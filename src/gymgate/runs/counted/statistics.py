@@ -170,23 +170,20 @@ def sign_flip_p(sums: Sequence[float]) -> float:
     sizes = [abs(total) for total in sums]
     if len(sums) <= _EXACT_TASKS:
         limit = abs(math.fsum(sums)) - 1e-9 * math.fsum(sizes)
-        halves = [
-            [0.0],
-            [0.0],
-        ]  # the totals of every second size with every combination of signs, and of the others
+        # The totals of every second size with every combination of signs, and those of the other sizes.
+        halves = [[0.0], [0.0]]
         for place, size in enumerate(sizes):
             halves[place % 2] = [total + sign * size for total in halves[place % 2] for sign in (1, -1)]
         others = sorted(halves[1])
         tail = sum(len(others) - bisect_left(others, limit - total) for total in halves[0])
         return min(1.0, 2 * tail / (1 << len(sums)))
-    # Bit b of all sizes as one integer: a sample takes as many counts of bits, whatever the number of rows.
-    scale = math.ldexp(
-        1.0, _BITS - math.frexp(max(sizes))[1]
-    )  # a power of two leaves sums of 0 and 1 few bits
-    whole = [round(size * scale) for size in sizes]
+    # Bit b of all sizes as one integer: a sample takes as many counts of bits, whatever the number of rows. Scaled by a power of
+    # two, sums of 0 and 1 have few bits.
+    shift = _BITS - math.frexp(max(sizes))[1]
+    whole = [round(math.ldexp(size, shift)) for size in sizes]
     bits = [(1 << b, int("".join(str(size >> b & 1) for size in whole), 2)) for b in range(_BITS + 1)]
     planes = [(weight, plane) for weight, plane in bits if plane]
-    limit = abs(math.fsum(sums)) * scale - len(sums)
+    limit = math.ldexp(abs(math.fsum(sums)), shift) - len(sums)
     total, dice, extreme = sum(whole), random.Random(0), 0
     for _ in range(_SAMPLES):
         signs = dice.getrandbits(len(sums))
@@ -198,13 +195,15 @@ def sign_flip_p(sums: Sequence[float]) -> float:
 def tasks_needed(difference: float, error: float | None, count: int) -> int | None:
     """About how many rows would show a difference in 8 of 10 comparisons (80% power), given that of `count` rows and its error.
 
-    `((z(0.975) + z(0.8)) s / d)^2 + z(0.975)^2 / 2` for the rows' deviation s (Guenther, 1981); `None` for no difference.
+    `((z(0.975) + z(0.8)) s / d)^2 + z(0.975)^2 / 2` for the rows' deviation s (Guenther, 1981); `None` for no difference, and
+    where it takes a billion rows, as with what rounding leaves.
     """
     if not difference:
         return None
     z, power = (statistics.NormalDist().inv_cdf(p) for p in (1 - LEVEL / 2, 0.8))
-    rows = ((z + power) * (error or 0.0) / difference) ** 2 * count + z * z / 2
-    return max(FEWEST_TASKS, math.ceil(rows))
+    ratio = (z + power) * ((error or 0.0) / difference)
+    rows = ratio * ratio * count + z * z / 2
+    return max(FEWEST_TASKS, math.ceil(rows)) if rows < 1e9 else None
 
 
 def run_means(tasks: Sequence[Sequence[float]]) -> list[float]:
