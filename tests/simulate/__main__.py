@@ -3,6 +3,7 @@
     ./dev simulate                              200 universes a scene (slow ones fewer), and the seeds of bugs found before
     ./dev simulate --universes 5000             more of them, with other seeds: --from 1000
     ./dev simulate --scene collect --seed 3     one universe again, with the error's traceback
+    ./dev simulate --mutants --universes 2000   does a scene find each of the deliberate races in tests/mutants/races?
 
 Scenes are modules in `tests/simulate/scenes`. A universe in which a promise does not hold is printed with its scene and seed.
 """
@@ -23,6 +24,8 @@ simloom.pin_hashseed()  # else another process would order sets in another way, 
 
 from scenes import SCENES  # noqa: E402
 from universes import Scene, quiet, run_many, run_one  # noqa: E402
+
+from mutants import try_mutants  # noqa: E402
 
 ENOUGH = 50
 """Universes in which each fault of a scene must have happened."""
@@ -58,7 +61,17 @@ def main() -> int:
     parser.add_argument(
         "--twice", action="store_true", help="check that each universe is the same when it is run again"
     )
+    parser.add_argument(
+        "--until-found",
+        action="store_true",
+        help="run as many universes of each scene, up to the first violation",
+    )
+    parser.add_argument(
+        "--mutants", nargs="*", metavar="WORD", help="try deliberate races, all or those described by a WORD"
+    )
     asked = parser.parse_args()
+    if asked.mutants is not None:
+        return try_mutants(asked.universes, asked.mutants)
     quiet()
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         del os.environ[name]
@@ -69,14 +82,16 @@ def main() -> int:
     if asked.twice:
         return max(compare(scene, asked.first, asked.universes) for scene in scenes)
     print(f"{'scene':<12}{'universes':>10}{'CPU s':>9}{'per CPU s':>12}  faults that happened")
-    return max(explore(scene, asked.first, asked.universes, asked.seconds) for scene in scenes)
+    return max(explore(scene, asked) for scene in scenes)
 
 
-def explore(scene: Scene, first: int, universes: int, seconds: float | None) -> int:
+def explore(scene: Scene, asked: argparse.Namespace) -> int:
     """Run a scene's universes, print a line about them, and return 1 if a promise did not hold."""
-    universes = max(1, round(universes * scene.share))
+    first, universes = asked.first, asked.universes
+    if not asked.until_found:
+        universes = max(1, round(universes * scene.share))
     seeds = [*scene.seeds, *(seed for seed in range(first, first + universes) if seed not in scene.seeds)]
-    result = run_many(scene, seeds, seconds=seconds)
+    result = run_many(scene, seeds, seconds=asked.seconds, most_failures=1 if asked.until_found else 5)
     faults = ", ".join(f"{name} {count}" for name, count in sorted(result.faults.items()))
     rate = result.universes / result.seconds
     print(f"{scene.name:<12}{result.universes:>10}{result.seconds:>9.1f}{rate:>12.1f}  {faults}", flush=True)

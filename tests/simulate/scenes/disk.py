@@ -94,7 +94,10 @@ class Disk:
     def _has_room(self) -> bool:
         if self.room:
             self.room -= 1
-        return self.room != 0
+        is_full = self.room == 0
+        if is_full and simloom.sometimes("room for what comes next", 30):
+            self.room = None
+        return not is_full
 
     def _full(self) -> OSError:
         simloom.reached("disk full")
@@ -144,6 +147,14 @@ def kill(host: Any, run: Run, disk: Disk) -> None:
 SCENE = Scene(
     "disk",
     play,
-    ("disk gets full", "disk full", "line torn by a full disk", "killed", "killed in a line", "stack lost"),
+    (
+        "disk gets full",
+        "disk full",
+        "room for what comes next",
+        "line torn by a full disk",
+        "killed",
+        "killed in a line",
+        "stack lost",
+    ),
     deadline_s=900,
 )

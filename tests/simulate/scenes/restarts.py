@@ -107,6 +107,7 @@ async def play(world: Any, ledger: Ledger) -> None:
         left = {
             "routes": len(stack.gateway.routes),
             "calls": sum(stack.gateway.in_flight.values()),
+            "places in the queue": places - stack.unheard._value,
             "rollouts on servers": len(environment._servers.rollouts) + environment._rollouts.total(),
             "processes that are held": PROCESSES - environment.agent_processes[BY_PROCESS]._free._value,
         }
@@ -124,6 +125,7 @@ async def play(world: Any, ledger: Ledger) -> None:
         stack_host = world.host("daemon")
         SimulatedStack.processes = processes
         stack = SimulatedStack(config, logs, lambda _: None)
+        places = stack.unheard._value
         faults = asyncio.create_task(happen({"a server is to be killed": kill_one}, most=3, over_s=15.0))
         running = stack_host.spawn(run_all)
         await asyncio.wait([running])

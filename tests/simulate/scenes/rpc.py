@@ -18,6 +18,8 @@ CLIENTS, CALLS = 3, 4
 PORT = 7000
 UNNOTICED_S = 0.1
 """For a cancel to reach the daemon."""
+CONNECTED_S = 0.5
+"""By then each client has its connection."""
 
 
 async def play(world: Any, ledger: Ledger) -> None:
@@ -26,7 +28,7 @@ async def play(world: Any, ledger: Ledger) -> None:
     shaken = Counter[Any]()
     """Times that the connections of a client were broken."""
     given_up: dict[str, float] = {}
-    """When, for calls that reach the daemon without a partition."""
+    """When, for calls that reach the daemon without a partition; by client, for those whose connection was broken."""
 
     def accept() -> Peer:
         async def work(message: dict[str, Any], body: bytes) -> Reply:
@@ -35,7 +37,8 @@ async def play(world: Any, ledger: Ledger) -> None:
             await asyncio.sleep(seconds("work", 1.0))
             answer = await peer.exchange("policy", {"name": name}, body) if message["asks"] else Reply(0)
             ledger.deserved[name] = (f"{name} done", answer.body)
-            if asyncio.get_running_loop().time() > given_up.get(name, math.inf) + UNNOTICED_S:
+            when = min(given_up.get(name, math.inf), given_up.get(name.partition("/")[0], math.inf))
+            if asyncio.get_running_loop().time() > when + UNNOTICED_S:
                 ledger.wrong.append(f"the work of {name} went on after its caller gave it up")
             return Reply(f"{name} done", answer.body)
 
@@ -87,6 +90,8 @@ async def play(world: Any, ledger: Ledger) -> None:
     def shake(number: int, do: Any) -> Any:
         def fault() -> None:
             shaken[f"client{number}"] += 1
+            if (now := asyncio.get_running_loop().time()) > CONNECTED_S:
+                given_up.setdefault(f"client{number}", now)
             do()
 
         return fault
@@ -95,6 +100,7 @@ async def play(world: Any, ledger: Ledger) -> None:
         def fault() -> None:
             for name in [name for name in ledger.asked if name.startswith(host.name)]:
                 ledger.asked.discard(name)
+            given_up.setdefault(host.name, asyncio.get_running_loop().time())
             host.crash()
 
         return fault
