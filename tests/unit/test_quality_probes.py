@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 
+from gymgate.core import codec
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Thresholds
 from gymgate.quality.record import findings as findings_module
 from gymgate.quality.record import probes, trials
+from gymgate.quality.record.artifact import artifact
 from gymgate.quality.record.findings import Proof, findings, problems, suspicions, unmet_thresholds
 from gymgate.quality.sections import ANSWERS, OF_ORACLE, PROBE_TEXTS, WITHOUT_ANSWER, FlaggedRow, ProbeName
 from support.graders import CLEAN, LETTERS, PLANTED, TOWNS, Grader, Row, Scored, honest, row
@@ -150,6 +153,15 @@ async def test_a_flag_is_a_finding_once_the_code_was_read(monkeypatch: pytest.Mo
     assert "app.py:7" in finding.label
     monkeypatch.setattr(findings_module, "dismissals", lambda: (proof,))
     assert [*problems(record)] == [], "an error of the probe"
+
+
+async def test_an_artifact_holds_the_row_that_shows_a_flag(tmp_path: Path) -> None:
+    record = await checked(*PLANTED["negation"][:2], "negated")
+    own: Any = SimpleNamespace(path=tmp_path)
+    written = codec.loads(codec.dumps(artifact(record, own, Thresholds(no_flags=True), ["unmet"])))
+    (flag,) = written["suspicions"]
+    assert (flag["probe"], flag["probe_kind"], flag["witness"]["row"]) == ("negated", "lenient", "row 0")
+    assert flag["witness"]["answer"] == r"\boxed{not Paris}"
 
 
 def test_wrong_answers_are_of_the_same_kind() -> None:

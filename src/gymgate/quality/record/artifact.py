@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from gymgate.core.config import Config
 from gymgate.gym.catalog import Environment
 from gymgate.quality.model import CheckResult, Thresholds
 from gymgate.quality.record.findings import SUSPICIONS, problems
@@ -21,8 +22,11 @@ def artifact(
     """Say what was evaluated, what was skipped and why, metrics, findings and a verdict. Nothing in it depends on the time."""
     sections = {name: section for name, section in record if isinstance(section, Section)}
     flags = [
-        {**problem._asdict(), "proof": problem.proof and problem.proof.model_dump(mode="json")}
-        for problem in problems(record)
+        {
+            name: value.model_dump(mode="json") if isinstance(value, Config) else value
+            for name, value in fields
+        }
+        for fields in (problem._asdict().items() for problem in problems(record))
     ]
     return {
         "schema": "gymgate autoqc_artifact 1",
