@@ -409,8 +409,8 @@ def test_failed_rollouts_of_the_winner_and_of_both(tmp_path: Path) -> None:
 
 
 def test_rollouts_without_a_reward_that_did_not_fail_undo_nothing(tmp_path: Path) -> None:
-    """A repeat of each row was not scored in one run; had it failed, one of them would."""
-    whole = make_run(tmp_path / "a", [[1.0, 1.0]] * 6), make_run(tmp_path / "b", [[0.0, 0.0]] * 6)
+    """A repeat of each row was not scored in one run; had it failed, two of them would."""
+    whole = make_run(tmp_path / "a", [[1.0, 0.0]] * 6), make_run(tmp_path / "b", [[0.0, 1.0]] * 6)
     partly = make_run(tmp_path / "c", [[1.0, None]] * 6), make_run(tmp_path / "d", [[0.0, None]] * 6)
     for first, second in (
         (whole[0], partly[1]),
