@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from gymgate.core.config import Config
+from pydantic_core import to_jsonable_python
+
 from gymgate.gym.catalog import Environment
 from gymgate.quality.model import CheckResult, Thresholds
 from gymgate.quality.record.findings import SUSPICIONS, problems
@@ -21,13 +22,7 @@ def artifact(
 ) -> dict[str, Any]:
     """Say what was evaluated, what was skipped and why, metrics, findings and a verdict. Nothing in it depends on the time."""
     sections = {name: section for name, section in record if isinstance(section, Section)}
-    flags = [
-        {
-            name: value.model_dump(mode="json") if isinstance(value, Config) else value
-            for name, value in fields
-        }
-        for fields in (problem._asdict().items() for problem in problems(record))
-    ]
+    flags = [to_jsonable_python(problem._asdict()) for problem in problems(record)]
     return {
         "schema": "gymgate autoqc_artifact 1",
         **record.model_dump(
