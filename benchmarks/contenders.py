@@ -50,7 +50,11 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
     config = Catalog(runtime.site, runtime.version).find(ENVIRONMENT).config(None)
     with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
         stack = StackConfig(
-            environments=(ENVIRONMENT,), agent_processes=1, max_restarts=0, start_timeout_s=60
+            environments=(ENVIRONMENT,),
+            agent_processes=1,
+            max_restarts=0,
+            start_timeout_s=60,
+            stock_servers=True,
         )
         fork_servers = ForkServerPool(stack, Path(name), _quiet)
         policy: Any = BarePolicy(policy_url)

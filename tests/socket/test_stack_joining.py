@@ -52,7 +52,7 @@ class Held(Daemon):
         stack._settings = {"nemo_gym": config.runtime.version, "environments": settings}
         for name in stack._names.values():
             environment: Any = SimpleNamespace(
-                name=name, agents={}, row_targets=(), tasksets=(), describe=dict
+                name=name, agents={}, row_targets=(), tasksets=(), describe=dict, middlewares=dict
             )
             stack.environments[name] = environment
         return stack

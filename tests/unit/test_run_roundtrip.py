@@ -47,6 +47,7 @@ RUN_OPTIONS = (
     "--timeout 7.5",
     "--max-calls none",
     "--hang-timeout none",
+    "--stock-servers",
     "--agent-processes 2",
     "--retries policy=9",
     "--retries 2",

@@ -23,8 +23,8 @@ from gymgate.runs.described.spec import RunSpec, read_spec
 WORDS = (
     "mcqa calendar -n 5 -r 4 --seeds 2 -b http://a/v1,http://b/v1 -m M --dialect responses --max-retries 0 --sampling top_p=1 "
     '--judge j=m@http://j/v1 --judge *=policy --set mcqa:a.b=[1,{"c":null}] --sandbox docker --routing process --gym 0.6.0 '
-    "--timeout 7 --max-calls none --hang-timeout none -c 3 --retries policy=9 -o DIR --stop-after-failures 0 --bodies "
-    "--env-var HOME --ray auto --cpus-per-stack 2"
+    "--timeout 7 --max-calls none --hang-timeout none --stock-servers -c 3 --retries policy=9 -o DIR --stop-after-failures 0 "
+    "--bodies --env-var HOME --ray auto --cpus-per-stack 2"
 )
 
 
@@ -41,6 +41,7 @@ def test_what_a_dry_run_prints_describes_the_same_run(tmp_path: Path) -> None:
     spec = RunSpec.model_validate(printed)
     assert (spec.rows, spec.repeats, spec.seeds) == (5, 4, (0, 1))
     assert (spec.limits.timeout_s, spec.limits.max_calls, spec.stack.hang_timeout_s) == (7, None, None)
+    assert spec.stack.stock_servers
     assert (spec.pace.concurrency, spec.pace.budgets["policy"], spec.pace.budgets["timeout"]) == (3, 9, 1)
     assert [each.sandbox for each in spec.stack.environments] == ["docker"] * 2
     assert dict(spec.stack.environments[0].overrides) == {"a.b": (1, {"c": None})}

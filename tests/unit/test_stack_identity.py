@@ -45,6 +45,10 @@ def test_one_config_is_one_stack() -> None:
     assert identity_of(judged(), b"another user's") != name_of(judged())
 
 
+def test_servers_as_they_are_and_lean_ones_are_two_stacks() -> None:
+    assert name_of(stock_servers=True) != name_of()
+
+
 def test_a_judges_credentials_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the key is read from does not matter, what it is does."""
     monkeypatch.setenv("KEY", "a")

@@ -440,6 +440,7 @@ ENVIRONMENT_OPTIONS = (
     field_option("Limits", RolloutLimits, "max_calls", "--max-calls"),
     field_option("Limits", StackConfig, "agent_processes", "--agent-processes"),
     field_option("Limits", StackConfig, "hang_timeout_s", "--hang-timeout"),
+    field_option("Limits", StackConfig, "stock_servers"),
 )
 
 

@@ -339,6 +339,8 @@ class StackSettings(Config):
     hang_timeout_s: float | None = Field(default=900.0, gt=0)
     """Restart a server that has been unresponsive and idle for this many seconds while rollouts wait; `None`: never. Raise it
     for servers that block for longer, e.g. while they wait for a container."""
+    stock_servers: bool = False
+    """Run NeMo Gym's servers exactly as they are, without gymgate's middlewares, which do the same for less CPU time."""
     share: Literal["process", "machine"] = "process"
     """Who may share the stack: this process, or all processes of this user on this machine (a container with its own PID
     namespace counts as a machine). They share it if config, gymgate, the values of `env_vars`, judges' keys and the directory

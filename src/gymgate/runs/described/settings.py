@@ -24,6 +24,8 @@ _PARAMETER = re.compile(r"(?i)(?<=[?&])([\w-]*(?:key|token|secret|password|auth)
 
 OF_THE_STACK = ("nemo_gym", "interpreter", "environments", "judges", "models")
 """Settings that a stack reports once it is up: see `Stack.description`."""
+NOTED = {"interpreter", "salt", "middlewares"}
+"""Settings that are no difference between runs: they can change no reward, or say nothing by themselves."""
 
 
 def settings_of(
@@ -84,7 +86,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     What only a stack knows is no difference where it has not reported it, and neither is where a file lies. Digests of
     variables with different salts tell nothing.
     """
-    ignored = {*OF_THE_STACK} - (before.keys() & now.keys()) | {"interpreter", "salt"}
+    ignored = {*OF_THE_STACK} - (before.keys() & now.keys()) | NOTED
     if before.get("salt") != now.get("salt") and "salt" in before and "salt" in now:
         ignored.add("variables")
     old, new = (

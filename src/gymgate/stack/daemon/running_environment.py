@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from gymgate.core import codec
 from gymgate.core.config import POLICY, EnvironmentConfig, StackConfig
 from gymgate.core.errors import (
     GymgateError,
@@ -267,6 +268,18 @@ class RunningEnvironment:
             "logs": str(self._logs),
         }
 
+    def middlewares(self) -> dict[str, str]:
+        """Return by server whether it is lean, or what stays NeMo Gym's own and why."""
+        return {child.name: self._middlewares_of(child) for child, _, _ in self.processes_to_watch()}
+
+    def _middlewares_of(self, child: Child) -> str:
+        try:
+            kept = codec.loads(self._noted(child.name).read_bytes())
+            reasons = "; ".join(f"{what} as in NeMo Gym: {reason}" for what, reason in kept.items())
+        except (OSError, ValueError, AttributeError):  # it was not told to, or has no middlewares
+            return "as in NeMo Gym"
+        return f"lean, but {reasons}" if kept else "lean"
+
     def processes_to_watch(self) -> Iterator[tuple[Child, int, bool]]:
         """Yield each live server, its port, and whether a rollout may wait for it."""
         if self.state == "up":
@@ -447,7 +460,12 @@ class RunningEnvironment:
             commands=str(self._commands(server)),
             labels=dict(labels),
             rollout_label=ROLLOUT,
+            lean=None if self._stack.config.stock_servers else str(self._noted(name)),
         )
+
+    def _noted(self, server: str) -> Path:
+        """Return the file in which a lean server notes what stays NeMo Gym's own."""
+        return self._logs / f"{_file_name(server)}.lean.json"
 
     async def _watch(self) -> None:
         """Replace the servers whenever one of them dies, as often as that is allowed."""

@@ -165,6 +165,11 @@ class RunningStack:
             names = {name: self._names[spec.name] for name, spec in specs.items() if spec is not None}
             own_settings = [item for item in settings["environments"] if item["name"] in names.values()]
             settings = {**settings, "environments": own_settings}
+        middlewares = {
+            environment.name: environment.middlewares()
+            for environment in self.environments.values()
+            if environment.name in names.values()
+        }
         agents = {
             name: {
                 "environment": environment.name,
@@ -179,7 +184,7 @@ class RunningStack:
             "agents": agents,
             "gateway_url": self.gateway.url,
             "names": names,
-            "settings": settings,
+            "settings": {**settings, "middlewares": middlewares},
         }
 
     def status(self) -> dict[str, Any]:

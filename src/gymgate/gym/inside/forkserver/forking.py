@@ -8,7 +8,8 @@ Orders come in and events go out on the control socket, one JSON object a line:
      "initial": {...}, "overrides": [[dotted key, value], ...], "policy": name}
     {"op": "serve", "id": 2, "log": path, "directory": path, "entrypoint": "app.py", "instance": name,
      "config": {...}, "ray": false, "commands": directory that precedes PATH,
-     "labels": {of Docker containers}, "rollout_label": name of one more}
+     "labels": {of Docker containers}, "rollout_label": name of one more,
+     "lean": file that says which middlewares stay the release's; absent if all do}
     {"op": "ray",   "id": 3, "log": path, "out": path, "directory": path}
     {"op": "kill",  "pid": 123, "signal": 2, "group": false}
     {"op": "ping"}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .. import lean
 from ..names import gym_place, gym_symbol
 from ..processes import descendants
 from .labelling import ROLLOUT_KEY, label_containers, label_containers_of_tasks
@@ -49,6 +50,8 @@ def serve(order: dict[str, Any]) -> None:
             label_containers_of_tasks(address, labels, order["rollout_label"])
     for stream in (sys.stdout, sys.stderr):
         keep_out_keys(stream)
+    if noted := order.get("lean"):
+        lean.install(Path(noted))
     runpy.run_path(os.path.join(directory, order["entrypoint"]), run_name="__main__")  # noqa: PTH118
 
 
