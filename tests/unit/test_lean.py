@@ -15,11 +15,11 @@ from gymgate.runs.described.settings import differences
 def test_code_that_was_not_checked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     digest = hashlib.sha256(Path(json.__file__).read_bytes()).hexdigest()
     monkeypatch.setattr(lean, "CHECKED", {"json": ("0", digest)})
-    assert lean.unchecked() is None
+    assert lean.unchecked(lean.CHECKED) is None
     monkeypatch.setattr(lean, "CHECKED", {"json": ("0",)})
-    assert "json" in str(lean.unchecked())
+    assert "json" in str(lean.unchecked(lean.CHECKED))
     monkeypatch.setattr(lean, "CHECKED", {"json": ("0", digest), "no_such_package.module": (digest,)})
-    assert "no_such_package" in str(lean.unchecked())
+    assert "no_such_package" in str(lean.unchecked(lean.CHECKED))
 
 
 def test_without_checked_code_nothing_is_replaced(

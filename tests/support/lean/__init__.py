@@ -106,7 +106,11 @@ def session_in(cookie: str) -> str:
 
 @contextlib.asynccontextmanager
 async def both(
-    version: str, directory: Path, entrypoint: str = "app.py", **settings: Any
+    version: str,
+    directory: Path,
+    entrypoint: str = "app.py",
+    kind: str = "resources_servers",
+    **settings: Any,
 ) -> AsyncIterator[tuple[Served, Served]]:
     """Serve a program twice: as the release has it, and lean."""
     python = (await asyncio.to_thread(ensure_runtime, runtime(version))).python
@@ -125,10 +129,11 @@ async def both(
                 **settings,
             }
             config = {
-                NAME: {"resources_servers": {NAME: block}},
+                NAME: {kind: {NAME: block}},
                 "head_server": {"host": LOOPBACK, "port": 1},
                 "dry_run": False,
                 "observability_enabled": True,
+                "global_aiohttp_connector_limit_per_host": 0,
             }
             child = await fork_server.serve(
                 name,

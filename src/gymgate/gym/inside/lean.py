@@ -11,11 +11,12 @@ anything differs, or where its class has its own.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import importlib
 import importlib.util
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,22 @@ SETUPS = ("setup_session_middleware", "setup_exception_middleware", "setup_cance
 GROUP = "unhandled errors in a TaskGroup"
 """As in the releases, where an exception comes out of task groups."""
 
+CHECKED_FOR_OWN_CALLS = {
+    "aiohttp.connector": ("49cc264ebc7d8dcbbb9181ad65f19ee171fc56765eb195d270dafa53716055a1",),
+    "aiohttp.client_proto": ("e2245a9166011c6094248f8b2ac2f5f69eeed4e4a1827d0c17f123efeeb6b9df",),
+    "uvicorn.server": ("c1be9d133467a42ab88d7168e408ef5a90257661a901899426214a3d1fc2d026",),
+}
+"""The same for an agent's connections to itself."""
+OWN_CALLS = "an agent's connection to itself"
+MOST_AT_ONCE = 1 << 18
+"""Bytes that a connection in memory hands over at once, as uvloop does."""
+MOST_WAITING, FEW_WAITING = 1 << 16, 1 << 14
+"""Bytes that wait to be read before a sender is asked to pause, and to go on."""
 
-def unchecked() -> str | None:
-    """Return why this interpreter's servers keep the release's middlewares; `None` if all code is as it was checked."""
-    for name, digests in CHECKED.items():
+
+def unchecked(modules: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Return why this interpreter's servers stay as in the release; `None` if the modules are as they were checked."""
+    for name, digests in modules.items():
         try:
             spec = importlib.util.find_spec(name)
             content = Path(str(spec and spec.origin)).read_bytes()
@@ -85,16 +98,24 @@ def install(noted: Path) -> None:
                     entry if any(entry is other for other in before) else _lean(entry)
                     for entry in app.user_middleware
                 ]
+            if name == last and name not in kept and own_calls is not None and isinstance(server, Agent):
+                own_calls.follow(server, app)
             noted.write_text(json.dumps(kept))
 
         return setup
 
-    if (reason := unchecked()) is not None:
+    if (reason := unchecked(CHECKED)) is not None:
         keep("every middleware", reason)
         noted.write_text(json.dumps(kept))
         return
-    Server: Any = gym_symbol("SimpleServer")
+    Server, Agent = gym_symbol("SimpleServer"), gym_symbol("SimpleResponsesAPIAgent")
     replaced = {name: replacement(name, getattr(Server, name)) for name in SETUPS if name in Server.__dict__}
+    last = [*replaced][-1]
+    own_calls = None
+    if (reason := unchecked(CHECKED_FOR_OWN_CALLS)) is None:
+        own_calls = OwnCalls(gym_place("SimpleServer"))
+    else:
+        keep(OWN_CALLS, reason)
     for name, setup in replaced.items():
         setattr(Server, name, setup)
 
@@ -273,6 +294,173 @@ class WatchedEvent(asyncio.Event):
         super().set()
         if self._cycle.disconnected:
             self._hung_up()
+
+
+class OwnCalls:
+    """Connects an agent to itself in memory: most agents' `/run` calls their own `/v1/responses`.
+
+    Both ends are aiohttp's and uvicorn's own, which read and write HTTP as ever; only the socket between them is not there. It is
+    there for a client with traces, a timed pool or a proxy, and in another event loop than the server's.
+    """
+
+    def __init__(self, gym: Any) -> None:
+        self._connector: Any = importlib.import_module("aiohttp").TCPConnector
+        self._server: Any = None
+        """uvicorn's protocol of the first connection."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._context = contextvars.copy_context()
+        self._address: tuple[str, int] | None = None
+        make_client = gym.set_global_aiohttp_client
+
+        def make_connected_client(settings: Any) -> Any:
+            client = make_client(settings)
+            if type(client.connector) is self._connector and not client.trace_configs:
+                self._connect(client.connector)
+            return client
+
+        gym.set_global_aiohttp_client = make_connected_client
+
+    def follow(self, server: Any, app: Any) -> None:
+        """Connect to a server that is about to start."""
+        self._address = (server.config.host, server.config.port)
+        self._context = contextvars.copy_context()
+        app.add_middleware(Observed, see=self._see)
+
+    def _see(self, receive: Receive) -> None:
+        """Take note of the uvicorn that serves a request."""
+        if self._server is None and (
+            transport := getattr(getattr(receive, "__self__", None), "transport", None)
+        ):
+            self._server = transport.get_protocol()
+            self._loop = asyncio.get_running_loop()
+
+    def _connect(self, connector: Any) -> None:
+        over_socket = connector._create_connection
+
+        async def create_connection(request: Any, traces: Any, timeout: Any) -> Any:
+            url = request.url
+            if (
+                self._server is None
+                or self._loop is not asyncio.get_running_loop()
+                or (url.scheme, (url.host, url.port)) != ("http", self._address)
+                or request.proxy
+                or traces
+            ):
+                return await over_socket(request, traces, timeout)
+            client = connector._factory()
+            server = self._server.config.http_protocol_class(
+                config=self._server.config,
+                server_state=self._server.server_state,
+                app_state=self._server.app_state,
+            )
+            ends = MemoryTransport(contextvars.copy_context()), MemoryTransport(self._context.copy())
+            for end, other, protocol in zip(ends, reversed(ends), (client, server), strict=True):
+                end.start(protocol, other, self._address)
+            return client
+
+        connector._create_connection = create_connection
+
+
+class Observed:
+    """An application that shows each request to a function."""
+
+    def __init__(self, app: App, see: Callable[[Receive], None]) -> None:
+        self.app = app
+        self.see = see
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self.see(receive)
+        await self.app(scope, receive, send)
+
+
+class MemoryTransport(asyncio.Transport):
+    """One end of a connection within this process. Each end's protocol is called in a context of its own, never by the other."""
+
+    def __init__(self, context: contextvars.Context) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._context = context
+        self._unread = bytearray()
+        self._reads = True
+        self._is_scheduled = self._is_closing = self._pauses_writing = False
+        self._protocol: Any = None
+        self._other: MemoryTransport = self
+
+    def start(self, protocol: Any, other: MemoryTransport, address: Any) -> None:
+        """Connect to the other end, and tell the protocol."""
+        self._other = other
+        self._extra = {"peername": address, "sockname": address}
+        self._protocol = protocol
+        self._context.run(protocol.connection_made, self)
+
+    def get_protocol(self) -> Any:
+        return self._protocol
+
+    def set_protocol(self, protocol: Any) -> None:
+        self._protocol = protocol
+
+    def is_reading(self) -> bool:
+        return self._reads and not self._is_closing
+
+    def pause_reading(self) -> None:
+        self._reads = False
+
+    def resume_reading(self) -> None:
+        self._reads = True
+        self._schedule()
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._other._unread)
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def write(self, data: Any) -> None:
+        if self._is_closing or self._other._is_closing:
+            return
+        self._other._unread += data
+        self._other._schedule()
+        if not self._pauses_writing and self.get_write_buffer_size() > MOST_WAITING:
+            self._pauses_writing = True
+            self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        """Close both ends; the other one once it has read what was sent."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._loop.call_soon(self._protocol.connection_lost, None, context=self._context)
+            self._other._schedule()
+
+    def abort(self) -> None:
+        self.close()
+
+    def _schedule(self) -> None:
+        if self._reads and not self._is_scheduled and (self._unread or self._other._is_closing):
+            self._is_scheduled = True
+            self._loop.call_soon(self._read, context=self._context)
+
+    def _read(self) -> None:
+        self._is_scheduled = False
+        if self._is_closing or not self._reads:
+            return
+        if not self._unread:
+            self._protocol.eof_received()
+            self.close()
+            return
+        data = bytes(self._unread[:MOST_AT_ONCE])
+        del self._unread[:MOST_AT_ONCE]
+        self._protocol.data_received(data)
+        self._schedule()
+        other = self._other
+        if other._pauses_writing and len(self._unread) <= FEW_WAITING:
+            other._pauses_writing = False
+            self._loop.call_soon(other._protocol.resume_writing, context=other._context)
 
 
 def _is_cancelled() -> bool:
