@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import secrets
 import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -27,7 +25,7 @@ from aiohttp import web
 
 from benchmarks import scripted_policy
 from benchmarks.contenders import Run
-from benchmarks.machine import cpu_s, descendants, describe, print_table
+from benchmarks.machine import Processors, describe, print_processors, print_table
 from benchmarks.progress import Steps
 from benchmarks.rollouts import contenders
 from gymgate.core.config import RuntimeConfig
@@ -46,7 +44,7 @@ async def serve() -> None:
         if request.path.endswith("/log"):
             found = list(noted)
             noted.clear()
-            return web.json_response({"calls": found, "pid": os.getpid()})
+            return web.json_response({"calls": found})
         came = time.perf_counter()
         response = await scripted_policy.answer(request)
         noted.append((came, time.perf_counter()))
@@ -83,32 +81,6 @@ def parts(rollout: tuple[float, float], calls: list[list[float]]) -> list[float]
     ]
 
 
-class Processors:
-    """Processor time by kind of process: all below this one, each found by its command."""
-
-    def __init__(self, policy: int) -> None:
-        self._policy = policy
-        self._before = self._now()
-
-    def since(self) -> dict[str, float]:
-        now = self._now()
-        return {kind: now[kind] - self._before.get(kind, 0.0) for kind in now}
-
-    def _now(self) -> dict[str, float]:
-        found: dict[str, float] = defaultdict(float)
-        for pid in (os.getpid(), *descendants(os.getpid())):
-            found[self._kind(pid)] += cpu_s(pid)
-        return found
-
-    def _kind(self, pid: int) -> str:
-        if pid == os.getpid():
-            return "caller"
-        if pid == self._policy:
-            return "policy"
-        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
-            return "daemon" if b"gymgate.stack.daemon" in file.read() else "NeMo Gym's servers"
-
-
 async def measure(args: argparse.Namespace, url: str) -> tuple[Found, Found]:
     """Medians' raw material, and processor time a rollout."""
     walls: Found = defaultdict(lambda: defaultdict(list))
@@ -131,7 +103,8 @@ async def measure(args: argparse.Namespace, url: str) -> tuple[Found, Found]:
                 if "replay" in name:
                     continue
                 await one_at_a_time(rows, len(rows), run)
-                processors = Processors((await log())["pid"])
+                await log()
+                processors = Processors()
                 times = await one_at_a_time(rows, args.rollouts, run)
                 for kind, seconds in processors.since().items():
                     used[name][kind].append(seconds / args.rollouts * 1000)
@@ -152,13 +125,7 @@ def print_found(walls: Found, used: Found) -> None:
         for name, found in walls.items()
     ]
     print_table(["ms, c=1", *PARTS], rows)
-    kinds = ["caller", "daemon", "NeMo Gym's servers", "policy"]
-    middle: Callable[[list[float]], float] = lambda values: statistics.median(values) if values else 0.0  # noqa: E731
-    cells = []
-    for name, found in used.items():
-        each = [middle(found[kind]) for kind in kinds]
-        cells.append([name, *(f"{value:.2f}" for value in each), f"{sum(each):.2f}"])
-    print_table(["processor ms a rollout", *kinds, "all"], cells)
+    print_processors("processor ms a rollout", used)
 
 
 def main(argv: list[str] | None = None) -> None:

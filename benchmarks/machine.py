@@ -6,6 +6,9 @@ import os
 import platform
 import re
 import socket
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -65,6 +68,45 @@ def cpu_s(pid: int) -> float:
     if not (fields := stat_fields(pid)):
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Processors:
+    """Processor time by kind of process: all below this one, each found by its command."""
+
+    KINDS = ("caller", "daemon", "NeMo Gym's servers", "policy")
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def since(self) -> dict[str, float]:
+        now = self._now()
+        return {kind: now[kind] - self._before.get(kind, 0.0) for kind in now}
+
+    def _now(self) -> dict[str, float]:
+        found: dict[str, float] = defaultdict(float)
+        for pid in (os.getpid(), *descendants(os.getpid())):
+            found[self._kind(pid)] += cpu_s(pid)
+        return found
+
+    def _kind(self, pid: int) -> str:
+        if pid == os.getpid():
+            return "caller"
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return "gone"
+        if b"gymgate.stack.daemon" in command:
+            return "daemon"
+        return "policy" if b"benchmarks." in command else "NeMo Gym's servers"
+
+
+def print_processors(head: str, used: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    """Print the median milliseconds of each contender in each kind of process."""
+    rows = []
+    for name, found in used.items():
+        each = [statistics.median(found.get(kind) or [0.0]) for kind in Processors.KINDS]
+        rows.append([name, *(f"{value:.2f}" for value in each), f"{sum(each):.2f}"])
+    print_table([head, *Processors.KINDS, "all"], rows)
 
 
 def files_of(pid: int) -> int:

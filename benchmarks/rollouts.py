@@ -1,4 +1,5 @@
-"""Rollouts/s without a model's delay: gymgate beside the agent's bare `/run` and NeMo Gym's own collector.
+"""Rollouts/s without a model's delay: gymgate, with lean servers and stock ones, beside the agent's bare `/run` and NeMo Gym's
+own collector; and the processor time of a rollout in each kind of process.
 
     ./dev python -m benchmarks rollouts [--rollouts 500] [--concurrency 1,20,64,256] [--rounds 3] [--without-stock]
 
@@ -23,7 +24,7 @@ import aiohttp
 
 from benchmarks.contenders import ENVIRONMENT, Run, bare_agent, bare_run, rate, stack_run
 from benchmarks.gym_collector import stock_stack
-from benchmarks.machine import describe, numbers, print_table
+from benchmarks.machine import Processors, describe, numbers, print_processors, print_table
 from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
 from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, RuntimeConfig, StackConfig
@@ -35,6 +36,8 @@ STOCK = "NeMo Gym's own collector (`gym eval run`)"
 STOCK_WEIGHT = 4
 """About how many rounds of one contender a start of Gym's own command takes, or a run of its collector."""
 Rates = dict[tuple[str, int], list[float]]
+Used = dict[int, dict[str, dict[str, list[float]]]]
+"""Milliseconds of a rollout, by concurrency, contender and kind of process."""
 
 
 @contextlib.asynccontextmanager
@@ -50,21 +53,31 @@ async def contenders(
         cookie_jar=aiohttp.DummyCookieJar(), connector=aiohttp.TCPConnector(limit=0)
     )
     config = StackConfig(environments=(ENVIRONMENT,), runtime=runtime_config)
-    async with bare_agent(runtime, url) as agent, acquire(config) as stack, session:
+    stock_config = config.model_copy(update={"stock_servers": True})
+    responses, chat = HTTPEndpoint(base_url=url, dialect="responses"), HTTPEndpoint(base_url=url)
+    async with (
+        bare_agent(runtime, url) as agent,
+        acquire(config) as stack,
+        acquire(stock_config) as stock,
+        session,
+    ):
         yield (
             rows,
             {
                 "bare": bare_run(session, agent),
-                "gymgate, Responses": stack_run(stack, HTTPEndpoint(base_url=url, dialect="responses")),
-                "gymgate, chat-completions (translated)": stack_run(stack, HTTPEndpoint(base_url=url)),
+                "gymgate --stock-servers, Responses": stack_run(stock, responses),
+                "gymgate --stock-servers, chat-completions": stack_run(stock, chat),
+                "gymgate, Responses": stack_run(stack, responses),
+                "gymgate, chat-completions (translated)": stack_run(stack, chat),
                 "gymgate, replay": stack_run(stack, replay),
             },
         )
 
 
-async def measure(args: argparse.Namespace, url: str, steps: Steps) -> Rates:
-    """Rates of every contender and concurrency, a round at a time."""
+async def measure(args: argparse.Namespace, url: str, steps: Steps) -> tuple[Rates, Used]:
+    """Rates and processor time of every contender and concurrency, a round at a time."""
     rates: Rates = {}
+    used: Used = {concurrency: {} for concurrency in args.concurrency}
     async with contenders(RuntimeConfig(interpreter=args.interpreter), url) as (rows, runs):
         for number in range(args.rounds):
             for concurrency in args.concurrency:
@@ -73,9 +86,13 @@ async def measure(args: argparse.Namespace, url: str, steps: Steps) -> Rates:
                 )
                 for name, run in runs.items():
                     count = args.rollouts if concurrency > 1 else args.rollouts // 4
+                    processors = Processors()
                     found = await rate(rows, count, concurrency, run)
                     rates.setdefault((name, concurrency), []).append(found)
-    return rates
+                    for kind, seconds in processors.since().items():
+                        kinds = used[concurrency].setdefault(name, {})
+                        kinds.setdefault(kind, []).append(seconds / (count + len(rows)) * 1000)
+    return rates, used
 
 
 def measure_stock(url: str, args: argparse.Namespace, steps: Steps) -> Rates:
@@ -120,12 +137,14 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     print(describe("aiohttp"), flush=True)
     levels = args.rounds * len(args.concurrency)
-    steps = Steps(4 * levels + (0 if args.without_stock else STOCK_WEIGHT * (levels + 1)))
+    steps = Steps(6 * levels + (0 if args.without_stock else STOCK_WEIGHT * (levels + 1)))
     with scripted_policy() as url:
-        rates = asyncio.run(measure(args, url, steps))
+        rates, used = asyncio.run(measure(args, url, steps))
         if not args.without_stock:
             rates |= measure_stock(url, args, steps)
     report(rates, args.concurrency)
+    for concurrency, found in used.items():
+        print_processors(f"processor ms a rollout, c={concurrency}", found)
 
 
 if __name__ == "__main__":
