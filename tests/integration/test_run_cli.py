@@ -48,7 +48,7 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
     output = tmp_path / "new" / "out"
     done = run("example_session_state_mgmt", "-n", "2", "-r", "10", "-c", "5", "--bodies", "-o", str(output))
     assert done.returncode == 0, done.stderr
-    head, row, note = done.stdout.splitlines()
+    head, row, _, note = done.stdout.splitlines()
     assert note.startswith("2 example rows")
     assert done.stderr.splitlines()[-1].startswith("next: gymgate report ")
     assert head.split()[0] == "environment"
@@ -200,7 +200,7 @@ def test_a_blended_file(tmp_path: Path) -> None:
     done = run(*THREE, "--data", str(path), "-c", "1")
     assert done.returncode == 1
     assert f"left out: {path}:16: has no responses_create_params" in done.stderr
-    assert len(done.stdout.splitlines()) == 5
+    assert len(done.stdout.splitlines()) == 6
 
 
 def test_rows_that_cannot_be_read_or_run_stop_no_others(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_rows_that_cannot_be_read_or_run_stop_no_others(tmp_path: Path) -> None:
     done = run("example_session_state_mgmt", "--data", str(path), "-r", "2", "-c", "1", "-o", str(output))
     assert done.returncode == 1
     row = done.stdout.splitlines()[1].split()
-    assert row[:5] == ["example_session_state_mgmt", "6", "2", "2/3", "1.000"]
+    assert row[:6] == ["example_session_state_mgmt", "6", "2", "3", "2", "1.000"]
     assert f"left out: {path}:2: not JSON" in done.stderr
     assert f"2 x DataError: {path}:3: " in done.stderr
     assert "'nobody'" in done.stderr
@@ -232,7 +232,7 @@ def test_failures_are_grouped_and_change_the_exit_code() -> None:
     with ReplayServer(("calendar",)) as server:
         done = run("example_multi_step", "-b", server.base_url, "-m", "m")
     assert done.returncode == 1
-    assert done.stdout.splitlines()[1].split() == ["example_multi_step", "5", "5", "0/5", "-", "-"]
+    assert done.stdout.splitlines()[1].split() == ["example_multi_step", "5", "5", "5", "0", "-", "-"]
     assert [line for line in done.stderr.splitlines() if " x PolicyError: " in line]
 
 

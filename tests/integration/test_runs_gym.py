@@ -118,7 +118,7 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert "4 of 10 rollouts" in done.stderr
     assert "1 failed" in done.stderr
     assert "gymgate report run" in said[-1]
-    header, row = done.stdout.splitlines()
+    header, row, _ = done.stdout.splitlines()
     assert header.split()[:3] == ["environment", "rollouts", "failed"]
     assert row.split()[:3] == [SIMPLE, "10", "2"]
     assert row.split()[-1] == "replayed"

@@ -18,13 +18,13 @@ from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics,
 from gymgate.integrations.trl.batch import nemo_gym_reward, to_batch
 from gymgate.integrations.verl.outputs import reward_extra_info
 from gymgate.integrations.verl.reports import log_entries, why_untrained
-from gymgate.results.evaluation import _failed_note
 from gymgate.results.export import export_dataset
 from gymgate.results.report import write_report
 from gymgate.results.report_data import REWARD, ReportData
 from gymgate.rollouts import Rollout, RolloutError, Segment, outcome_of
 from gymgate.runs.collected.progress import RunProgress
 from gymgate.runs.collected.progress_display import state
+from gymgate.runs.counted.account import notes_on
 from gymgate.runs.counted.aggregate import read_runs
 from gymgate.runs.counted.counts import RolloutCounts
 from gymgate.runs.counted.metrics import keep, summary_rows, task_rows
@@ -286,4 +286,4 @@ def test_an_evaluation_counts_what_failed_apart() -> None:
     for rollout in rollouts:
         add(tasks, rollout)
     [task] = tasks.tasks.values()
-    assert (task.failed, len(task.scores), len([*_failed_note(rollouts)])) == (1, len(FINISHED), 1)
+    assert (task.failed, len(task.scores), len([*notes_on(tasks)])) == (1, len(FINISHED), 2)

@@ -22,7 +22,7 @@ from gymgate.results import tables
 from gymgate.results.report import write_report
 from gymgate.runs.counted import statistics as st
 from gymgate.runs.counted.aggregate import read_runs
-from gymgate.runs.counted.metrics import keep, notes_on_tasks, numbered, parse_bounds, summary_rows, task_rows
+from gymgate.runs.counted.metrics import keep, numbered, parse_bounds, summary_rows, task_rows
 from gymgate.runs.counted.tasks import CollectedTasks
 from gymgate.runs.stored.attempts import Attempt
 from gymgate.runs.stored.score import score_of
@@ -196,13 +196,6 @@ def test_tasks_that_do_not_vary_have_no_error_and_an_exact_interval(
     assert f"{row['mean_reward']:.3f} ±n/a" in printed
 
 
-def test_tasks_that_end_pass_at_k_early_are_counted(tmp_path: Path) -> None:
-    lines = [line(key, repeat, 1.0) for key, count in enumerate((4, 4, 2, 1)) for repeat in range(count)]
-    (note,) = notes_on_tasks(read_runs([write_run(tmp_path / "run", lines)]).tasks)
-    assert {int(number) for number in re.findall(r"\d+", note)} == {1, 2, 4}
-    assert "2 of 4 tasks" in note
-
-
 def test_graded_rewards_have_a_mean_over_rollouts_and_an_interval_beyond_1(tmp_path: Path) -> None:
     lines = [line(0, repeat, 7.0) for repeat in range(3)] + [line(1, 0, 3.0)]
     [row] = summary_rows(read_runs([write_run(tmp_path / "run", lines)]).tasks)
@@ -248,7 +241,7 @@ def test_a_rollout_that_was_only_tried_is_missing_and_counts_once(tmp_path: Path
     tried = [line(1, 0, None, error=error, final=False)]
     run = write_run(tmp_path / "run", [line(0, 0, 1.0)], failures=tried, extent={"rollouts": 2})
     collected = read_runs([run])
-    assert (collected.lost, len(collected.missing)) == ([], 1)
+    assert (collected.tasks.counts.failed, len(collected.missing)) == (0, 1)
     assert "1 of 2" in collected.missing[0]
     tried_once: list[Attempt] = []
     read_runs([run, run], first_of_overlap=True, see_attempt=tried_once.append)
@@ -275,9 +268,8 @@ def test_what_is_not_measured_is_counted_apart(tmp_path: Path) -> None:
     counts = {name: row[name] for name in ("rollouts", "scored", "masked", "unscored", "truncated", "failed")}
     assert counts == {"rollouts": 6, "scored": 2, "masked": 1, "unscored": 2, "truncated": 1, "failed": 1}
     assert row["mean_reward"] == 1.0
-    assert all(
-        any(told in note for note in collected.notes) for told in ("1 of 8 rollouts failed", "2 of 8 ")
-    )
+    assert any("2 of 8 " in note for note in collected.notes)
+    assert row["account"].endswith("; 1 failed (timeout 1), asked again 2 times")
     assert any("finite" in note for note in collected.notes)
 
 
@@ -317,38 +309,13 @@ def test_a_larger_k_takes_the_tasks_that_have_it(tmp_path: Path) -> None:
     assert (row["tasks"], row["scored_tasks"], row["max_k"]) == (3, 1, 3)
     assert (row["pass@1"], row["pass@3"], row["maj@3"]) == (pytest.approx(2 / 3), 1.0, 1.0)
     assert "pass@2" not in row
-    for arguments, cells in (([], ["2/3", "pass@2"]), (["-k", "3"], ["1/3", "pass@3"])):
+    for arguments, shown in (([], ["3", "2", "pass@2"]), (["-k", "3"], ["3", "1", "pass@3"])):
         done = CliRunner().invoke(command, [str(run), *arguments])
-        assert all(cell in done.stdout for cell in cells), done.output
-        assert ("-k 3 uses" in done.output) == (not arguments)
+        names, cells = (re.split(r"  +", text) for text in done.stdout.splitlines()[:2])
+        place = names.index("tasks")
+        assert [*cells[place : place + 2], names[-1]] == shown, done.output
     with pytest.raises(ConfigError, match="'0,x'"):
         CliRunner().invoke(command, [str(run), "-k", "0,x"], catch_exceptions=False)
-
-
-def test_the_tasks_that_a_k_leaves_out_are_named(tmp_path: Path) -> None:
-    """A task whose rollouts all failed is one, too."""
-    counts = {1: 3, 2: 3, 3: 1, 4: 2, 5: 1, 6: 2}
-    lines = [line(key, repeat, 1.0) for key, count in counts.items() for repeat in range(count)]
-    lost = {**line(7, 0, None), "final": True, "error": {"kind": "timeout", "type": "T", "message": "m"}}
-    collected = read_runs([write_run(tmp_path / "run", lines, failures=[lost])]).tasks
-    (note,) = notes_on_tasks(collected, (1, 3))
-    assert "5 of 7 tasks" in note
-    assert re.findall(r"mcqa:\d+", note) == ["mcqa:4", "mcqa:5", "mcqa:6"]
-    assert " 2 more" in note
-    (few,) = notes_on_tasks(collected, (1,))
-    assert "1 of 7 tasks" in few
-    assert "mcqa:8" in few
-    done = CliRunner().invoke(command, [str(tmp_path / "run"), "-k", "3", "--json"])
-    assert note in orjson.loads(done.stdout)["notes"]
-    whole = read_runs([write_run(tmp_path / "whole", [line(0, 0, 1.0)])]).tasks
-    assert [*notes_on_tasks(whole, (1,))] == []
-
-
-def test_a_k_that_no_task_has_is_the_one_that_is_named(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", [line(0, repeat, 1.0) for repeat in range(2)])
-    done = CliRunner().invoke(command, [str(run), "-k", "1,4"])
-    assert "-r 4" in done.stderr
-    assert "-r 1" not in done.stderr
 
 
 def test_votes_of_several_environments_are_over_all_their_tasks(tmp_path: Path) -> None:
@@ -569,13 +536,14 @@ def test_the_command(tmp_path: Path) -> None:
     ]
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0, done.output
-    header, cells = done.stdout.splitlines()
+    header, cells, account = done.stdout.splitlines()
+    assert account == "6 rollouts: 3 right, 3 wrong"
     assert header.split() == ["environment", "rollouts", "mean", "±", "se", "pass@1", "pass@2"]
     assert cells.split() == ["mcqa", "6", "0.500", "±0.289", "0.500", "0.667"]
     chosen = CliRunner().invoke(command, [str(run), "-k", "2"]).stdout.splitlines()
-    assert [line.split()[-2:] for line in chosen] == [["se", "pass@2"], ["±0.289", "0.667"]]
+    assert [line.split()[-2:] for line in chosen[:2]] == [["se", "pass@2"], ["±0.289", "0.667"]]
     assert isinstance(CliRunner().invoke(command, [str(run), "-k", "0"]).exception, ConfigError)
-    header, cells = CliRunner().invoke(command, [str(run), "--wide"]).stdout.splitlines()
+    header, cells, _ = CliRunner().invoke(command, [str(run), "--wide"]).stdout.splitlines()
     assert header.split()[-4:] == ["pass@1", "±runs", "pass@2", "maj@2"]
     assert cells.split()[-7:] == ["0.500", "±0.289", "0.167", "0.667", "±0.333", "0.500", "±0.289"]
     marked = CliRunner().invoke(command, [str(run), "--markdown"]).output.splitlines()

@@ -157,14 +157,14 @@ def test_aggregate_prints_a_table_and_json(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     head, row = done.stdout.split("\n\n")[1].splitlines()
     assert head.split("  ")[0] == "environment"
-    assert row.split() == ["mcqa", "policy", "1/2", "1", "1,000,000", "-", "500,000", "$1.50"]
+    assert row.split() == ["mcqa", "policy", "2", "1", "1,000,000", "-", "500,000", "$1.50"]
     assert "1 of 2 rollouts" in done.stderr
     assert "$" not in CliRunner().invoke(cli, ["aggregate", run]).output
     done = CliRunner().invoke(cli, ["aggregate", run, "--price", "0.5,2", "--json"])
     [usage] = read_output("aggregate", done.stdout)["usage"]
     assert (usage["cost"], usage["counted"], usage["rollouts"]) == (1.5, 1, 2)
     done = CliRunner().invoke(cli, ["aggregate", run, "--price", "0.5,2", "--markdown"])
-    assert "| mcqa | policy | 1/2 |" in done.stdout
+    assert "| mcqa | policy | 2 |" in done.stdout
 
 
 def test_the_report_has_costs_if_there_is_a_price(tmp_path: Path) -> None:

@@ -328,12 +328,12 @@ def test_the_closing_table(tmp_path: Path, capsys: Any) -> None:
         _episode("mcqa", 100, rewards={"reward": {"score": 1.0}}),
         _episode("mcqa", 101, ok=False, errors=[error]),
     ]
-    rows, counts = closing_rows(episodes, None, since=0)
-    assert counts.failed == 1
-    eval_command._print_end(rows, counts, tmp_path, replayed=True, wide=True, is_example=True)
+    rows, tasks = closing_rows(episodes, None, since=0)
+    assert tasks.counts.failed == 1
+    eval_command._print_end(rows, tasks, tmp_path, replayed=True, wide=True, is_example=True)
     out = capsys.readouterr()
     assert out.out.splitlines()[2].split()[-1] == "replayed"
     assert f"gymgate eval run --resume {tmp_path}" in out.err
     assert "1 x ProviderError: no capacity" in out.err
-    eval_command._print_end(rows, counts, tmp_path, replayed=False)
+    eval_command._print_end(rows, tasks, tmp_path, replayed=False)
     assert "replayed" not in capsys.readouterr().out

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gymgate.cli.metrics_tables import print_costs, print_results
+from gymgate.cli.metrics_tables import log_accepted, print_costs, print_results
 from gymgate.cli.options import (
     OUTPUT_FILE,
     json_option,
@@ -28,7 +28,7 @@ from gymgate.results.tables import checked_table, write_table
 from gymgate.results.tracking import log_stored
 from gymgate.runs.counted.aggregate import RunTable, read_runs
 from gymgate.runs.counted.costs import TokenUsage
-from gymgate.runs.counted.metrics import keep, notes_on_tasks, parse_bounds, summary_rows, task_rows
+from gymgate.runs.counted.metrics import keep, parse_bounds, summary_rows, task_rows
 from gymgate.runs.counted.summary import RunSummary
 from gymgate.runs.described.prices import Price, refuse_price_of_replay
 
@@ -102,7 +102,7 @@ def command(
     limits = parse_bounds(bounds) if bounds else None
     table = read_runs(runs, answer_key=answer_key, first_of_overlap=overlap == "first")
     collected = table.tasks
-    metrics, notes = summary_rows(collected, ks), [*table.notes, *notes_on_tasks(collected, ks)]
+    metrics, notes = summary_rows(collected, ks), table.notes
     for note in notes:
         log(note)
     table.refuse_empty()
@@ -131,6 +131,7 @@ def command(
         )
         if prices:
             print_costs(usage, wide=wide, markdown=markdown)
+        log_accepted(metrics, table.runs[0].settings.get("nemo_gym"))
         paths = " ".join(shlex.quote(str(run)) for run in runs)
         log_next(f"gymgate report {paths}", f"gymgate compare {paths} OTHER" if len(runs) == 1 else "")
     if complete and (reasons := [*table.missing, *_why_incomplete(table, metrics)]):

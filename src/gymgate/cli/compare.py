@@ -138,8 +138,7 @@ def command(
             )
         for path, read in ((first, base), (other, against)):
             for note in read.notes:
-                if note not in read.lost:
-                    log(note if str(path) in note else f"{path}: {note}")
+                log(note if str(path) in note else f"{path}: {note}")
         if as_json:
             flips = [
                 DifferingRow(str(flip.task.key), flip.task.name, flip.difference) for flip in compared.flips

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from pydantic import ValidationError
 
-from gymgate.cli.metrics_tables import Rows, print_causes, print_results
+from gymgate.cli.metrics_tables import Rows, log_accepted, print_results
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
     GroupedCommand,
@@ -46,7 +46,8 @@ from gymgate.integrations.stacks import starting_early
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.policy import Policy, check_policy, replaying
 from gymgate.integrations.versions import require
-from gymgate.runs.counted.counts import RolloutCounts
+from gymgate.runs.counted.account import notes_on
+from gymgate.runs.counted.tasks import CollectedTasks
 from gymgate.runs.described.settings import is_example as is_example_source
 from gymgate.runs.described.spec import RunSpec
 
@@ -170,17 +171,17 @@ def run(
         started = time.time()
         if not (episodes := _evaluate(config, path)):
             return 0
-        rows, counts = evaluation.closing_rows(episodes, ks, since=started)
+        rows, tasks = evaluation.closing_rows(episodes, ks, since=started)
         _print_end(
             rows,
-            counts,
+            tasks,
             path,
             replayed=policy is not None and policy.replayed,
             ks=ks,
             wide=wide,
             is_example=eval_options is not None and is_example_source([eval_options.data]),
         )
-        return int(counts.failed > 0)
+        return int(tasks.counts.failed > 0)
 
 
 class Line(NamedTuple):
@@ -327,16 +328,18 @@ def _evaluate(config: EvalConfig, path: Path) -> list[Episode[Any, Any, Any]]:
         raise
 
 
-def _print_end(rows: Rows, counts: RolloutCounts, path: Path, *, replayed: bool, **table: Any) -> None:
+def _print_end(rows: Rows, tasks: CollectedTasks, path: Path, *, replayed: bool, **table: Any) -> None:
     """Print the closing table and what to do next; `table` are arguments of `print_results`."""
     echo()
     print_results(rows, replayed=replayed, **table)
-    print_causes(counts.causes)
+    for note in notes_on(tasks):
+        log(note)
+    log_accepted(rows)
     echo(f"results: {path}")
     log(
         f"  look:   {path / 'traces.jsonl'} has one rollout per line, {path / 'logs/latest/eval.log'} is the log"
     )
-    if counts.failed:
+    if tasks.counts.failed:
         log(_resume(path))
     log_next(
         "add -b URL -m MODEL for your model" if replayed else "",

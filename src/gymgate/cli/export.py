@@ -89,7 +89,7 @@ def command(
         written = f"{export_rollouts(table, output, RowReader(datasets))} rollouts"
     else:
         written = f"{_export(table, form, output)} rollouts"
-    for note in (*table.strange, *table.lost, *table.missing):
+    for note in (*table.strange, *table.missing):
         log(note)
     log(f"{output}: {written}")
     log_next(_step_after(form, output))

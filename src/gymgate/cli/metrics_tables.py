@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymgate.cli.output import Column, echo, log, print_columns
-from gymgate.core.config import POLICY
+from gymgate.core.config import POLICY, RuntimeConfig
+from gymgate.gym.catalog.entries import PACKAGED_KINDS
 from gymgate.runs.counted.costs import TokenUsage, dollars
 from gymgate.runs.counted.counts import NOT_SCORED, OVERALL
 from gymgate.runs.counted.metrics import numbered
 from gymgate.runs.described.settings import example_note
 
-SHOWN_CAUSES = 5
 Rows = Sequence[Mapping[str, Any]]
-
-
-def print_causes(causes: Counter[str]) -> None:
-    """Print to stderr why rollouts failed or were masked, the most frequent reasons first."""
-    frequent = causes.most_common(SHOWN_CAUSES)
-    for cause, count in frequent:
-        log(f"{count} x {cause}")
-    if rest := len(causes) - len(frequent):
-        log(f"and {rest} more reasons")
 
 
 def print_results(
@@ -37,16 +27,37 @@ def print_results(
 ) -> None:
     """Print the metrics of each environment, as `summary_rows` makes them, to stdout, and that their rows are examples.
 
-    A terminal that is too narrow gets fewer columns. `ks` are the k of pass@k, otherwise 1 and the largest; `wide` adds
-    every other column.
+    Below it stands the account of all rollouts, with `wide` that of each environment. A terminal that is too narrow gets fewer
+    columns. `ks` are the k of pass@k, otherwise 1 and the largest; `wide` adds every other column.
     """
     columns = [Column("environment", [str(row["environment"]) or "?" for row in rows], left=True)]
     columns += _all_columns(rows) if wide else _columns(rows, ks)
     if replayed:
         columns.append(Column("policy", ["replayed"] * len(rows), left=True))
     _print(columns, markdown=markdown, drop=not wide)
+    below = [row["account"] for row in rows[-1:]]
+    if wide and len(rows) > 1:
+        below = [f"{row['environment']}: {row['account']}" for row in rows]
     if is_example and rows:
-        echo(f"{chr(10) * markdown}{example_note(rows[-1]['tasks'])}")
+        below.append(example_note(rows[-1]["tasks"]))
+    for line in below:
+        echo(f"{chr(10) * markdown}{line}")
+
+
+def log_accepted(rows: Rows, release: str | None = None) -> None:
+    """Print what graders accept that found no answer in more than a third of the rollouts, as `gymgate info` does."""
+    from gymgate.quality.record.storage import shipped_record
+
+    for row in rows:
+        count, name = row["no_answer"], row["environment"]
+        if count * 3 <= row["rollouts"] or (name == OVERALL and len(rows) > 1):
+            continue
+        version = release or RuntimeConfig().version
+        records = [record for kind in PACKAGED_KINDS if (record := shipped_record(kind, name, version))]
+        accepted = next(
+            (str(record.oracle) for record in records if record.oracle), f"see gymgate info {name}"
+        )
+        log(f"{name}: no answer found in {count} of {row['rollouts']} rollouts; right answer: {accepted}")
 
 
 def print_costs(usages: Sequence[TokenUsage], *, wide: bool, markdown: bool = False) -> None:
@@ -59,7 +70,7 @@ def print_costs(usages: Sequence[TokenUsage], *, wide: bool, markdown: bool = Fa
             ["policy" if usage.model_server == POLICY else usage.model_server for usage in usages],
             left=True,
         ),
-        Column("rollouts", [_share(usage.counted, usage.rollouts) for usage in usages]),
+        Column("rollouts", [f"{usage.rollouts:,}" for usage in usages]),
         Column("calls", [f"{usage.calls:,}" for usage in usages], rank=1),
         Column("input tokens", [_tokens(usage.input_tokens) for usage in usages]),
         Column("cached", [_cached(usage) for usage in usages], rank=1),
@@ -102,16 +113,24 @@ def _columns(rows: Rows, ks: Sequence[int] | None) -> list[Column]:
     columns = [_column(rows, "rollouts")]
     columns += (_column(rows, name, rank=0 if name == "failed" else 2) for name in counts)
     if any(row["scored_tasks"] != row["tasks"] for row in rows):
-        columns.append(_column(rows, "tasks", _tasks, rank=2))
+        columns += (
+            _column(rows, name, title=name.replace("_", " "), rank=2) for name in ("tasks", "scored_tasks")
+        )
     columns.append(_column(rows, "mean ± se", _mean, left=True))
+    columns += _bounds(rows)
     columns += (_column(rows, name, rank=1) for name in passes)
     return columns
 
 
 def _all_columns(rows: Rows) -> list[Column]:
-    columns = [_column(rows, "tasks", _tasks), _column(rows, "rollouts")]
+    columns = [
+        _column(rows, "tasks"),
+        _column(rows, "scored_tasks", title="scored tasks"),
+        _column(rows, "rollouts"),
+    ]
     columns += (_column(rows, name) for name in ("scored", *NOT_SCORED))
     columns.append(_column(rows, "mean ± se", _mean, left=True))
+    columns += _bounds(rows)
     majority = [name for name in numbered("maj@", rows) if name != "maj@1"]
     for name in (*numbered("pass@", rows), *majority):
         columns.append(_column(rows, name, lambda row, name=name: _with_error(row, name), left=True))
@@ -122,21 +141,23 @@ def _all_columns(rows: Rows) -> list[Column]:
     return columns
 
 
-def _column(rows: Rows, name: str, cell: Any = None, *, left: bool = False, rank: int = 0) -> Column:
+def _column(
+    rows: Rows, name: str, cell: Any = None, *, title: str = "", left: bool = False, rank: int = 0
+) -> Column:
     def shown(row: Mapping[str, Any]) -> str:
         value = row.get(name)
         return str(value) if isinstance(value, int) else shown_number(value)
 
-    return Column(name, [(cell or shown)(row) for row in rows], left=left, rank=rank)
+    return Column(title or name, [(cell or shown)(row) for row in rows], left=left, rank=rank)
 
 
-def _tasks(row: Mapping[str, Any]) -> str:
-    """Return the number of tasks, after the number of those that the metrics are over if that is another."""
-    return _share(row["scored_tasks"], row["tasks"])
-
-
-def _share(part: int, whole: int) -> str:
-    return str(whole) if part == whole else f"{part}/{whole}"
+def _bounds(rows: Rows) -> list[Column]:
+    """Return a column with the mean reward if failed rollouts had got 0, and 1; none where nothing failed."""
+    bounds = [(row["mean_if_failed_0"], row["mean_if_failed_1"]) for row in rows]
+    if not any(low is not None for low, _ in bounds):
+        return []
+    cells = ["-" if low is None else f"{shown_number(low)} to {shown_number(high)}" for low, high in bounds]
+    return [Column("if failed 0 to 1", cells, left=True, rank=1)]
 
 
 def _mean(row: Mapping[str, Any]) -> str:

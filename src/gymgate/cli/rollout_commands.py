@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import click
 
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
-from gymgate.cli.metrics_tables import print_causes, print_costs, print_results
+from gymgate.cli.metrics_tables import log_accepted, print_costs, print_results
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
     FiniteRange,
@@ -35,8 +35,9 @@ from gymgate.core.errors import GymgateError
 from gymgate.results.tracking import RunTracking
 from gymgate.runs.collected.progress_display import Show, showing_progress
 from gymgate.runs.collected.run import Collection, OnRollout
+from gymgate.runs.counted.account import notes_on
 from gymgate.runs.counted.costs import TokenUsage
-from gymgate.runs.counted.metrics import notes_on_tasks, summary_rows
+from gymgate.runs.counted.metrics import summary_rows
 from gymgate.runs.described.pace import DEFAULT_BUDGETS, Pace, parse_budgets
 from gymgate.runs.described.settings import is_example
 from gymgate.runs.described.spec import RunSpec
@@ -197,13 +198,13 @@ def finish(
         usage = tasks.usage.rows(run.progress.prices)
         print_json(run_output(run, rows, usage, output, interrupted=interrupted, error=error))
     else:
-        for uneven in notes_on_tasks(tasks, ks):
-            log(uneven)
         if rows:
             print_results(rows, replayed=run.replayed, ks=ks, wide=wide, is_example=is_example(run.names))
         if run.progress.prices:
             print_costs(tasks.usage.rows(run.progress.prices), wide=wide)
-        print_causes(run.progress.tasks.counts.causes)
+        for reason in notes_on(tasks):
+            log(reason)
+        log_accepted(rows, run.stack.runtime.version)
         if note:
             log(note)
         if output is not None and run.progress.total:

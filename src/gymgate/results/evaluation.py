@@ -12,7 +12,8 @@ from gymgate.results.export import table_row
 from gymgate.runs.collected.progress_display import Log, Show, showing_progress
 from gymgate.runs.collected.run import ignore
 from gymgate.runs.collected.stream import Environments, Rows, open_collection, rollouts_of
-from gymgate.runs.counted.metrics import notes_on_tasks, summary_rows
+from gymgate.runs.counted.account import notes_on
+from gymgate.runs.counted.metrics import summary_rows
 from gymgate.runs.counted.summary import RunSummary
 from gymgate.runs.counted.tasks import CollectedTasks
 from gymgate.runs.described.settings import example_note, is_example, policy_name
@@ -137,7 +138,7 @@ async def evaluate_async(
     for rollout in rollouts:
         tasks.add(score_of(rollout))
     metrics = summary_rows(tasks, ks)
-    notes = [*_failed_note(rollouts), *tasks.notes, *notes_on_tasks(tasks, ks)]
+    notes = [*notes_on(tasks)]
     if is_example(run.names) and any(row["mean_reward"] is not None for row in metrics):
         notes.insert(0, example_note(metrics[-1]["tasks"]))
     for note in notes if progress else ():
@@ -160,9 +161,3 @@ def _showing(progress: bool) -> Iterator[tuple[Show, Log]]:
         return
     with showing_progress() as output:
         yield output
-
-
-def _failed_note(rollouts: Sequence[CollectedRollout]) -> Iterator[str]:
-    errors = [rollout.error for rollout in rollouts if rollout.error is not None]
-    if errors:
-        yield f"{len(errors)} of {len(rollouts)} rollouts failed, the first with {errors[0]}"

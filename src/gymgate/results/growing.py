@@ -50,7 +50,7 @@ class GrowingReport:
             return str(self.path), [progress, waiting]
         # Rollouts that a run under way has yet to do are not missing; its shards that nobody started are.
         shown = replace(table, gaps=[])
-        return title_of(table), [progress, *report_parts(shown, data, ended=not table.missing)]
+        return title_of(table), [progress, *report_parts(shown, data)]
 
 
 def _file_stamp(path: Path) -> FileStamp:

@@ -197,7 +197,7 @@ function progress(content) {
 }
 
 const draw = {
-  headline: text => element("p", { class: "headline" }, text), heading: text => element("h2", {}, text), note: text => element("p", { class: "note" }, text),
+  headline: text => element("p", { class: "headline" }, text), heading: text => element("h2", {}, text), account: text => element("p", {}, text), note: text => element("p", { class: "note" }, text),
   table, histogram, shares, curve, filters, task, rollout, progress,
 };
 const main = document.querySelector("main"), nodes = new Map();

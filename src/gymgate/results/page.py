@@ -4,7 +4,8 @@ What came from a model, a row or a server reaches the page as text only: page.js
 for readers and previews that run none, escapes it. The page's policy allows that script alone, by its hash. A page is a list
 of parts, each one of
 
-    {"headline": text}, {"heading": text}, {"note": text}, {"progress": {"done": number, "total": number or null}}
+    {"headline": text}, {"heading": text}, {"account": text}, {"note": text}
+    {"progress": {"done": number, "total": number or null}}
     {"table": {"columns": [name], "rows": [[value]], "decimals": [bool]}, "fold": title, or without it open}
     {"histogram": ...}, {"shares": ...}, {"curve": ...}, {"rollout": ...}     as the functions here return them
     {"filters": {}}, {"task": {"environment": name, "name": text}}, rollouts  conversations, those of a task after it
@@ -103,7 +104,7 @@ def without_script(parts: Iterable[Part]) -> Iterator[str]:
         kind, value = next(iter(part.items()))
         if kind == "heading":
             yield _element("h2", value)
-        elif kind in ("headline", "note"):
+        elif kind in ("headline", "account", "note"):
             yield _element("p", value, kind)
         elif kind == "table" and value["rows"]:
             yield _static_table(value)
@@ -214,7 +215,7 @@ def conversation(attempt: Attempt, outcome: Outcome, label: str) -> Part:
     fields = {"label": label, "outcome": outcome.reason, "reward": outcome.reward, "numbers": numbers}
     answers = {
         "expected": shown_answer(expected_answer(attempt.result)),
-        "extracted": shown_answer(extracted_answer(attempt.result)),
+        "extracted": shown_answer(extracted_answer(attempt)),
     }
     return {"rollout": {**fields, **answers, "prompt": prompt, "turns": turns}}
 

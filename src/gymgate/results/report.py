@@ -21,10 +21,11 @@ from gymgate.rollouts.transcript import cut
 from gymgate.runs.counted.aggregate import RunTable, read_runs
 from gymgate.runs.counted.costs import TokenUsage
 from gymgate.runs.counted.counts import OVERALL
-from gymgate.runs.counted.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows, task_rows
+from gymgate.runs.counted.metrics import REPLAYED, in_view, summary_rows, task_rows
 from gymgate.runs.counted.tasks import CollectedTasks, Task
 from gymgate.runs.described.prices import Prices, refuse_price_of_replay
 from gymgate.runs.described.settings import example_note, policy_name, shown_settings
+from gymgate.runs.stored.score import NO_ANSWER
 
 SHOWN_TASK_ROWS = 1000
 SHOWN_NAMES = 5
@@ -75,10 +76,9 @@ def report_parts(
     data: ReportData,
     prices: Prices = MappingProxyType({}),
     *,
-    ended: bool = True,
     command: str = "",
 ) -> Iterator[Part]:
-    """Yield the parts of a report; of runs that have not ended, without notes on tasks that lack rollouts."""
+    """Yield the parts of a report."""
     collected = runs.tasks
     summary = summary_rows(collected)
     counts: dict[str, set[int]] = defaultdict(set)
@@ -89,10 +89,9 @@ def report_parts(
             repeats = counts[row["environment"]]
             yield {"headline": _headline(row, repeats, policy_name(runs.policy), is_example=runs.is_example)}
     yield from notes_of(runs)
-    for note in notes_on_tasks(collected) if ended else ():
-        yield {"note": note}
     yield {"heading": "Environments"}
     yield table(summary, _scores_first(in_view(summary)))
+    yield from ({"account": row["account"]} for row in summary[-1:])
     yield table(summary, fold="All metrics")
     yield {"heading": "Rollouts"}
     for title, values in data.charts.items():
@@ -172,7 +171,8 @@ def _task_rows(
 
 def _all_answers(task: Task) -> str:
     """Return the different answers that the environment took from the rollouts, without those kept as a hash."""
-    answers = {score.answer for score in task.scores if score.answer and len(score.answer) < LONGEST_NAME}
+    texts = ("none" if score.remark == NO_ANSWER else score.answer for score in task.scores)
+    answers = {text for text in texts if text and len(text) < LONGEST_NAME}
     return cut(", ".join(sorted(answers)), LONGEST_NAME)
 
 

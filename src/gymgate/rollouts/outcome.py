@@ -87,6 +87,11 @@ def _outcome(status: Any, limit: Any, reward: float | None, score_truncated: boo
     return Outcome(True, True, trained, False, reason, reward)
 
 
+def failed_outcome(reward: float | None) -> Outcome:
+    """Return what a failed rollout counts for where it counts with a reward."""
+    return Outcome(False, reward is not None, False, False, "failed", reward)
+
+
 def _may_help(error: Any) -> bool:
     """Whether another attempt may end differently: not if the policy refuses permanently, or the environment says so."""
     if error is None:

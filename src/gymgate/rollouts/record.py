@@ -122,6 +122,8 @@ class RolloutError(Record):
     """Whether the environment says that another attempt would fail too; none is made then."""
     reward_given: float | None = None
     """For a failed judge: the reward that the environment gave all the same. It does not count."""
+    judge: bool = False
+    """Whether a judge, or another model server than the policy's, failed."""
 
     def __str__(self) -> str:
         """Return `TYPE: MESSAGE` on one line."""
@@ -157,6 +159,8 @@ class Rollout(Record):
     metrics: dict[str, float] = Field(default_factory=dict)
     """Every other finite number at the top level of Gym's result that the row did not have already."""
     error: RolloutError | None = None
+    answer_found: bool | None = None
+    """Whether the grader found an answer in what the policy said; `None` where its result does not say."""
     result: dict[str, Any] | None = None
     """The agent's answer to `/run`, routing entries removed."""
     calls: list[ModelCall] = Field(default_factory=list)

@@ -10,6 +10,7 @@ from inspect_ai.solver import TaskState
 
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY
 from gymgate.rollouts import outcome_of
+from gymgate.runs.stored.score import NO_ANSWER
 
 
 @scorer(metrics=[mean(), stderr()])  # type: ignore[untyped-decorator]
@@ -33,6 +34,8 @@ def score_of(rollout: Mapping[str, Any] | None, answer: str) -> Score:
         "metrics": rollout.get("metrics") or {},
     }
     limit = f" ({rollout['limit']})" if rollout.get("limit") else ""
+    if rollout.get("answer_found") is False:
+        answer, limit = "none", f"{limit}: {NO_ANSWER}"
     if result.reward is None:
         return Score.unscored(
             reason=result.reason, answer=answer, explanation=f"{result.reason}{limit}", metadata=details

@@ -31,7 +31,6 @@ from gymgate.core.errors import ConfigError
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import INFO_KEY, NeMoGymConfig
-from gymgate.runs.counted.counts import RolloutCounts
 from gymgate.runs.counted.metrics import summary_rows
 from gymgate.runs.counted.tasks import CollectedTasks
 from gymgate.runs.stored.attempts import Attempt, StoredError
@@ -187,12 +186,12 @@ class Rate:
 
 def closing_rows(
     episodes: Iterable[Episode[Any, Any, Any]], ks: Sequence[int] | None, since: float
-) -> tuple[list[dict[str, Any]], RolloutCounts]:
-    """Return the metrics of each environment, with its rate since a time, and the outcomes of all rollouts."""
+) -> tuple[list[dict[str, Any]], CollectedTasks]:
+    """Return the metrics of each environment, with its rate since a time, and the tasks that they are made of."""
     tasks, rates = metrics_of(episodes, since)
     per_s = {name: rate.per_s for name, rate in rates.items()}
     rows = [{**row, "rollouts_per_s": per_s.get(row["environment"])} for row in summary_rows(tasks, ks)]
-    return rows, tasks.counts
+    return rows, tasks
 
 
 def metrics_of(
@@ -224,11 +223,15 @@ def _rollout(trace: Trace[Any]) -> dict[str, Any]:
     rollout = (trace.info.get(INFO_KEY) or {"status": "completed"}) if trace.ok else {"status": "failed"}
     if rollout.get("status") == "failed":
         last = trace.errors[-1] if trace.errors else None
-        error = last and StoredError.model_construct(type=last.type, message=last.message)
+        known = (trace.info.get(INFO_KEY) or {}).get("error") or {}
+        kinds = {name: known[name] for name in ("kind", "judge") if name in known}
+        error = last and StoredError.model_construct(type=last.type, message=last.message, **kinds)
         return {"status": "failed", "error": error}
     weighted = [reward.value for reward in trace.rewards.values() if reward and reward.weight]
     return {
         "status": rollout.get("status"),
+        "limit": rollout.get("limit"),
+        "answer_found": rollout.get("answer_found"),
         "result": rollout.get("result"),
         "reward": math.fsum(weighted) if weighted else None,
     }

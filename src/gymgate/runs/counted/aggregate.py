@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from gymgate.core.errors import ConfigError, DataError
+from gymgate.runs.counted.account import notes_on
 from gymgate.runs.counted.tasks import CollectedTasks
 from gymgate.runs.described.plan import IdentitySet
 from gymgate.runs.described.settings import context_overflow_of, differences, is_example
@@ -80,8 +81,6 @@ class RunTable:
     """The names of all parts of rewards of rollouts that finished."""
     strange: Sequence[str]
     """Notes on rollouts that are in two runs, or in none's plan."""
-    lost: Sequence[str]
-    """Notes on rollouts that failed permanently."""
     gaps: Sequence[str]
     """Notes on paths without a run, and on rollouts that are not there, which a run under way has yet to do."""
     missing_shards: Sequence[str]
@@ -94,7 +93,7 @@ class RunTable:
     @property
     def notes(self) -> list[str]:
         """Everything that a reader of the numbers has to know."""
-        return [*self.strange, *self.lost, *self.missing, *self.tasks.notes]
+        return [*self.strange, *self.missing, *notes_on(self.tasks)]
 
     @property
     def policy(self) -> Mapping[str, Any] | None:
@@ -183,7 +182,6 @@ def read_runs(
             *(note for tally in tallies for note in tally.strange_ones()),
             *(f"{overlap}; the first is taken" for overlap in overlaps),
         ],
-        lost=[note for tally in tallies for note in tally.lost_ones()],
         gaps=[*without, *(note for tally in tallies for note in tally.gaps())],
         missing_shards=[*_missing_shards(runs), *_uneven_shards(runs)],
     )
@@ -363,10 +361,6 @@ class _Tally:
                 f"{self.run.path}: its last command asked for fewer rows, repeats or seeds; {len(self.strange)} older "
                 f"rollouts are still included ({self.strange.first})"
             )
-
-    def lost_ones(self) -> Iterator[str]:
-        if self.total is not None and len(self.there) < self.total and len(self.lost):
-            yield f"{self.run.path}: {len(self.lost)} of {self.total} rollouts failed"
 
     def gaps(self) -> Iterator[str]:
         if self.total is not None and (gone := self.total - len(self.there) - len(self.lost)) > 0:

@@ -8,11 +8,10 @@ from typing import Any
 
 from gymgate.core.errors import OptionError
 from gymgate.runs.counted import statistics as st
-from gymgate.runs.counted.counts import NOT_SCORED, OVERALL, RolloutCounts
+from gymgate.runs.counted.account import Account
+from gymgate.runs.counted.counts import NOT_SCORED, OVERALL
 from gymgate.runs.counted.tasks import CollectedTasks, Task
 
-SHOWN_TASKS = 3
-"""Tasks that a note names."""
 REPLAYED = "Recorded answers were replayed: the rewards say nothing about a model."
 
 
@@ -27,7 +26,7 @@ def task_rows(collected: CollectedTasks) -> Iterator[dict[str, Any]]:
             "occurrence": task.occurrence,
             "source": task.source,
             "line": task.line,
-            **_counts([task]),
+            **Account.of([task], collected).columns(),
             "mean_reward": st.mean(rewards),
             "std_reward": st.deviation(rewards),
             "min_reward": min(rewards, default=None),
@@ -65,47 +64,6 @@ def numbered(prefix: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         name for row in rows for name in row if name.startswith(prefix) and name[len(prefix) :].isdigit()
     }
     return sorted(names, key=lambda name: int(name[len(prefix) :]))
-
-
-def notes_on_tasks(collected: CollectedTasks, ks: Sequence[int] | None = None) -> Iterator[str]:
-    """Name the environments whose k ends early because tasks have different numbers of scored rollouts, or the tasks that
-    chosen `ks` leave out."""
-    if ks:
-        yield from _left_out(collected, max(ks))
-        return
-    counts: dict[str, list[int]] = {}
-    for task in collected.ordered():
-        if rewards := task.rewards():
-            counts.setdefault(task.environment, []).append(len(rewards))
-    for environment, numbers in counts.items():
-        fewest, most = min(numbers), max(numbers)
-        if fewest < most:
-            short = sum(number < most for number in numbers)
-            yield (
-                f"{environment}: pass@k is shown up to k={fewest}, because {short} of {len(numbers)} tasks have fewer than "
-                f"{most} scored rollouts; -k {most} uses only the tasks that have enough. The mean is over rollouts, "
-                "pass@1 over tasks, so they differ"
-            )
-
-
-def _left_out(collected: CollectedTasks, k: int) -> Iterator[str]:
-    """Count the tasks of each environment that have fewer than k scored rollouts, and name some."""
-    tasks: dict[str, list[Task]] = {}
-    for task in collected.ordered():
-        tasks.setdefault(task.environment, []).append(task)
-    for environment, known in tasks.items():
-        short = [task.name for task in known if len(task.rewards()) < k]
-        if len(short) == len(known):
-            yield (
-                f"{environment}: no task has {k} scored rollouts, which -k {k} needs, so no pass@k is shown; run more (-r {k}), "
-                "or give a smaller k"
-            )
-        elif short:
-            more = f" and {len(short) - SHOWN_TASKS} more" if len(short) > SHOWN_TASKS else ""
-            yield (
-                f"{environment}: pass@k leaves out {len(short)} of {len(known)} tasks, which have fewer than {k} scored "
-                f"rollouts: {', '.join(short[:SHOWN_TASKS])}{more}. The mean is over all rollouts"
-            )
 
 
 def keep(collected: CollectedTasks, low: float, high: float) -> Iterator[Task]:
@@ -155,12 +113,14 @@ def _summary(
     mean, error = st.mean(means), st.standard_error(means)
     bounds = (0.0, 1.0) if st.is_binary(every) else (-math.inf, math.inf)
     low, high = st.confidence_interval(mean, error, len(means), bounds)
+    account = Account.of(tasks, collected)
     row: dict[str, Any] = {
         "environment": name,
+        "account": str(account),
         "tasks": len(tasks),
         "scored_tasks": len(scored),
         "max_k": max_k,
-        **_counts(tasks),
+        **account.columns(),
         "mean_reward": st.mean(every),
         "mean_reward_se": st.clustered_error([task.rewards() for task in tasks]),
         "std_reward": st.deviation(every),
@@ -185,12 +145,3 @@ def _summary(
 
 def _vote(task: Task, k: int) -> float:
     return st.majority_at_k(task.rewards(), [score.answer for score in task.measured()], k)
-
-
-def _counts(tasks: Sequence[Task]) -> dict[str, int]:
-    counts = RolloutCounts()
-    for task in tasks:
-        counts.outcomes["failed"] += task.failed
-        for score in task.scores:
-            counts.add(score.outcome)
-    return counts.columns()

@@ -10,7 +10,7 @@ from typing import Any
 
 from gymgate.rollouts.notebook import html_table, html_text
 from gymgate.runs.counted.aggregate import read_runs
-from gymgate.runs.counted.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows
+from gymgate.runs.counted.metrics import REPLAYED, in_view, summary_rows
 
 MOST_NOTES = 20
 """Notes that a notebook shows."""
@@ -32,7 +32,8 @@ class RunSummary:
     def _repr_html_(self) -> str:
         names, shown = in_view(self.environments), self.environments[:MOST_ENVIRONMENTS]
         cells = [[_shown(row.get(name)) for name in names] for row in shown]
-        notes = [*([REPLAYED] if self.replayed else []), *self.notes]
+        accounts = [row["account"] for row in self.environments[-1:]]
+        notes = [*accounts, *([REPLAYED] if self.replayed else []), *self.notes]
         left = ((len(self.environments) - len(shown), "environments"), (len(notes) - MOST_NOTES, "notes"))
         told = [*notes[:MOST_NOTES], *(f"{count} {kind} are left out" for count, kind in left if count > 0)]
         said = "".join(f"<p>{html_text(note)}</p>" for note in told)
@@ -54,8 +55,7 @@ def summarize(
     """
     table = read_runs([Path(path) for path in (run, *more)], answer_key=answer_key)
     table.refuse_empty()
-    notes = [*table.notes, *notes_on_tasks(table.tasks, ks)]
-    return RunSummary(summary_rows(table.tasks, ks), table.replayed, notes)
+    return RunSummary(summary_rows(table.tasks, ks), table.replayed, table.notes)
 
 
 def _shown(value: Any) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gymgate.rollouts.outcome import Outcome
+from gymgate.rollouts.outcome import Outcome, failed_outcome
 from gymgate.rollouts.row import TaskKey
 from gymgate.runs.counted.costs import UsageCounts
 from gymgate.runs.counted.counts import RolloutCounts
@@ -17,8 +18,6 @@ from gymgate.runs.stored.score import Score
 
 _MOST_SHARED = 1 << 14
 """Scores that are remembered to be shared; others are kept apart, so that a run of many different answers costs no index."""
-_NO_FAILURES: Mapping[Order, str] = MappingProxyType({})
-"""One object for all tasks: an empty dict for each of a million takes 64 MB."""
 
 
 @dataclass(slots=True)
@@ -45,6 +44,19 @@ class TaskScore(NamedTuple):
     order: Order
     outcome: Outcome
     answer: str | None
+    remark: str | None = None
+
+
+class Failure(NamedTuple):
+    """Why a rollout failed permanently."""
+
+    kind: str
+    cause: str
+    """As it is counted."""
+
+
+_NO_FAILURES: Mapping[Order, Failure] = MappingProxyType({})
+"""One object for all tasks: an empty dict for each of a million takes 64 MB."""
 
 
 @dataclass(slots=True)
@@ -60,8 +72,12 @@ class Task:
     line: int
     scores: list[TaskScore] = field(default_factory=list)
     """Of the rollouts that finished."""
-    failures: Mapping[Order, str] = field(default_factory=lambda: _NO_FAILURES)
-    """Why rollouts failed permanently, as it is counted."""
+    failures: Mapping[Order, Failure] = field(default_factory=lambda: _NO_FAILURES)
+    """Rollouts that failed permanently."""
+    failed_as: float | None = None
+    """The reward that these count with; `None`: they are left out."""
+    retries: int = 0
+    """Calls that were made again."""
     calls: Known = field(default_factory=Known)
     output_tokens: Known = field(default_factory=Known)
     seconds: Known = field(default_factory=Known)
@@ -81,9 +97,11 @@ class Task:
 
     def measured(self) -> list[TaskScore]:
         """Return the rollouts whose reward counts, in order."""
-        return sorted(
-            (score for score in self.scores if score.outcome.counted), key=lambda score: score.order
-        )
+        counted = [score for score in self.scores if score.outcome.counted]
+        if self.failed_as is not None:
+            outcome = failed_outcome(self.failed_as)
+            counted += (TaskScore(order, outcome, None) for order in self.failures)
+        return sorted(counted, key=lambda score: score.order)
 
     def rewards(self) -> list[float]:
         return [reward for score in self.measured() if (reward := score.outcome.reward) is not None]
@@ -96,6 +114,10 @@ class CollectedTasks:
     tasks: dict[TaskKey, Task] = field(default_factory=dict)
     answer_keys: dict[str, str] = field(default_factory=dict)
     """By environment, the field of its results that holds the answer."""
+    failed_as: float | None = None
+    """The reward that rollouts which failed permanently count with; `None`: they are left out."""
+    asked_again: Counter[TaskKey] = field(default_factory=Counter)
+    """By task, failed attempts that were not their rollouts' end."""
     not_numbers: int = 0
     """Rewards that are not finite numbers."""
     counts: RolloutCounts = field(default_factory=RolloutCounts)
@@ -104,15 +126,6 @@ class CollectedTasks:
     """Tokens of all rollouts, those of failed attempts included."""
     _scores: dict[TaskScore, TaskScore] = field(default_factory=dict)
     """Scores that tasks share: most of a million are equal to one of some hundred."""
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader has to know of the numbers themselves."""
-        if not self.not_numbers:
-            return []
-        return [
-            f"{self.not_numbers} rewards are not finite numbers (at most 1e100) and are counted as unscored"
-        ]
 
     def ordered(self) -> list[Task]:
         return sorted(
@@ -126,23 +139,25 @@ class CollectedTasks:
         if score.outcome.reason == "failed":
             if score.order not in task.failures:
                 cause = self.counts.add(score.outcome, score.cause)
-                task.failures = {**task.failures, score.order: cause}
+                task.failures = {**task.failures, score.order: Failure(score.failed_kind, cause)}
             return
         if score.order in task.failures:
             failures = {**task.failures}
-            self.counts.forget_failure(failures.pop(score.order))
+            self.counts.forget_failure(failures.pop(score.order).cause)
             task.failures = failures
         if score.answer_key is not None:
             self.answer_keys.setdefault(task.environment, score.answer_key)
         self.not_numbers += score.is_no_number
         self.counts.add(score.outcome, score.cause)
-        task.scores.append(self._shared(TaskScore(score.order, score.outcome, score.answer)))
+        task.scores.append(self._shared(TaskScore(score.order, score.outcome, score.answer, score.remark)))
+        task.retries += score.retries or 0
         task.calls.add(score.calls)
         task.output_tokens.add(score.output_tokens)
         task.seconds.add(score.seconds)
 
     def add_attempt(self, score: Score) -> None:
-        """Count the tokens of a failed attempt that was not its rollout's end."""
+        """Count a failed attempt that was not its rollout's end, and its tokens."""
+        self.asked_again[score.task] += 1
         self.usage.add(score.task.environment, score.tokens)
 
     def _shared(self, score: TaskScore) -> TaskScore:
@@ -154,6 +169,6 @@ class CollectedTasks:
     def _task_of(self, score: Score) -> Task:
         if (task := self.tasks.get(score.task)) is None:
             task = self.tasks[score.task] = Task(
-                *score.task, score.agent, score.position, score.source, score.line
+                *score.task, score.agent, score.position, score.source, score.line, failed_as=self.failed_as
             )
         return task

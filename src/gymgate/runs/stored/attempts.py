@@ -35,6 +35,7 @@ class StoredError(Stored):
     type: Text = "unknown"
     message: Text = ""
     retryable: bool = False
+    judge: bool = False
 
 
 class StoredTiming(Stored):
@@ -65,6 +66,7 @@ class Attempt(Stored):
     reward_parts: dict[Text, Figure] | None = None
     metrics: dict[Text, Figure] | None = None
     error: StoredError | None = None
+    answer_found: bool | None = None
     final: bool = True
     """For a failed attempt: whether no further one followed."""
     result: dict[str, Any] | None = None

@@ -11,6 +11,7 @@ from gymgate.core import codec
 from gymgate.core.config import POLICY
 from gymgate.rollouts import ModelCall
 from gymgate.rollouts.answers import answer_of
+from gymgate.rollouts.breakdowns import counts_as_zero
 from gymgate.rollouts.outcome import Outcome, number, outcome_of
 from gymgate.rollouts.row import TaskKey
 from gymgate.runs.described.plan import Order
@@ -32,6 +33,7 @@ ANSWER_KEYS = (
 )
 """Fields of a result in which NeMo Gym's environments put the answer; the first that is there is taken."""
 _ANSWERS = frozenset(ANSWER_KEYS)
+NO_ANSWER = "no answer found"
 _LONGEST_ANSWER = 64
 _ROUTE = re.compile(r"/ng-rollout/[^/\s]+")
 """Left out of messages: rollouts that differ only in their gateway URL were masked for one reason."""
@@ -63,6 +65,14 @@ class Score(NamedTuple):
     """By model server; without calls those of the policy are unknown."""
     cause: str | None
     """Why it failed or was masked."""
+    remark: str | None
+    """`NO_ANSWER`, or the kind of a failure of the model's own, which counts as 0; else `None`."""
+    failed_kind: str
+    """Of a rollout that failed: `judge`, or the kind of its error."""
+    input_tokens: int | None
+    """Tokens of the policy's prompts; `None` if an answer did not say."""
+    retries: int | None
+    """How often calls were made again, to the policy or a judge."""
 
 
 def score_of(rollout: CollectedRollout | Attempt, answer_key: str | None = None) -> Score:
@@ -91,10 +101,14 @@ def score_of(rollout: CollectedRollout | Attempt, answer_key: str | None = None)
         answer_key=answer_key,
         answer=None if answer_key is None else short_answer(result[answer_key]),
         calls=None if calls is None else len(calls),
-        output_tokens=None if calls is None else _output_tokens(calls),
+        output_tokens=None if calls is None else _tokens(calls, "output_tokens"),
         seconds=None if rollout.timing is None else rollout.timing.total_s,
         tokens=usage,
         cause=cause,
+        remark=_own_failure(result) or (NO_ANSWER if rollout.answer_found is False else None),
+        failed_kind="unknown" if error is None else "judge" if error.judge else error.kind,
+        input_tokens=None if calls is None else _tokens(calls, "input_tokens"),
+        retries=None if rollout.calls is None else sum(map(_retries, rollout.calls)),
     )
 
 
@@ -104,8 +118,11 @@ def expected_answer(result: Mapping[str, Any] | None) -> Any:
     return None if answer is None else answer.value
 
 
-def extracted_answer(result: Mapping[str, Any] | None) -> Any:
-    """Return what the environment took for the policy's answer, where a result says it; else `None`."""
+def extracted_answer(rollout: CollectedRollout | Attempt) -> Any:
+    """Return what the environment took for the policy's answer, `none` if it found none; `None` where its result does not say."""
+    if rollout.answer_found is False:
+        return "none"
+    result = rollout.result
     return next((value for key in ANSWER_KEYS if (value := (result or {}).get(key)) is not None), None)
 
 
@@ -122,7 +139,16 @@ def _why_masked(result: Mapping[str, Any]) -> str:
     return f"masked: {kind} {_ROUTE.sub('', str(why))}"
 
 
-def _output_tokens(calls: Sequence[StoredCall | ModelCall]) -> int | None:
-    counts = [call.usage.output_tokens for call in calls if not 400 <= (call.status_code or 0) < 500]
+def _own_failure(result: Mapping[str, Any]) -> str | None:
+    return str(result.get("_ng_failure_class") or "no kind given") if counts_as_zero(result) else None
+
+
+def _retries(call: StoredCall | ModelCall) -> int:
+    retries = call.details.get("retries") if isinstance(call.details, Mapping) else None
+    return retries if isinstance(retries, int) else 0
+
+
+def _tokens(calls: Sequence[StoredCall | ModelCall], name: str) -> int | None:
+    counts = [getattr(call.usage, name) for call in calls if not 400 <= (call.status_code or 0) < 500]
     numbers = [count for count in counts if count is not None]
     return sum(numbers) if len(numbers) == len(counts) else None

@@ -43,6 +43,7 @@ class StoredCall(Stored):
     started_s: Seconds = 0.0
     duration_s: Seconds = 0.0
     request: Any = None
+    details: Any = None
 
 
 Calls = Iterable[StoredCall | ModelCall]

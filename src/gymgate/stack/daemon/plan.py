@@ -60,6 +60,8 @@ from gymgate.stack.daemon.destinations import (
 from gymgate.stack.daemon.routing import Strategy, episode_error, strategy_for, unroutable_error
 from gymgate.stack.workers import Workers, count_workers
 
+_INSTALLED = "nemo_gym-*.dist-info"
+"""Beside the code of an installed release; a checkout may have been changed."""
 _SANDBOX_URL = "sandbox_model_base_url"
 _OWN_SANDBOX_URL = frozenset({"harness_agent"})
 """Agents that, without this setting, give their sandbox the host's name in place of loopback. The others take the model
@@ -120,6 +122,18 @@ class EnvironmentPlan:
         """The materialised tasksets that are routed to an environment server."""
         routes = self.config.get(ROUTES)
         return {str(taskset) for taskset in routes} if isinstance(routes, dict) else ()
+
+    @cached_property
+    def packaged_graders(self) -> dict[str, str]:
+        """Agent or environment server -> implementation of the resources server behind it, if an installed release has that."""
+        behind = {
+            name: self.servers.get(server.resources_server or "") for name, server in self.servers.items()
+        }
+        return {
+            name: grader.type
+            for name, grader in behind.items()
+            if grader is not None and any(self.code[grader.name].directory.parents[1].glob(_INSTALLED))
+        }
 
     def untrainable(self, agent: str) -> str | None:
         """Return why the rollouts of an agent cannot be trained on, with the setting that would help; `None` if they can."""

@@ -32,6 +32,7 @@ from gymgate.rollouts.episodes import (
     partial_fields,
     read_episode,
 )
+from gymgate.rollouts.no_answer import answer_found
 from gymgate.rollouts.record import Limit, has_policy_call
 from gymgate.stack.daemon.agent_processes import AgentProcess
 from gymgate.stack.daemon.running_environment import RunningEnvironment, ServerSet
@@ -123,7 +124,7 @@ class RolloutRun:
             self._fail(StackLostError(message))
             return
         if self.route.judges.failure is not None:
-            self._fail(self.route.judges.failure)
+            self._fail(self.route.judges.failure, judge=True)
             self.fields["error"]["reward_given"] = self._reward_given(body) if status == 200 else None
         elif status == 200:
             self._read(body)
@@ -164,8 +165,9 @@ class RolloutRun:
             },
         }
 
-    def _fail(self, error: GymgateError) -> None:
+    def _fail(self, error: GymgateError, *, judge: bool = False) -> None:
         self.fields = results.error_fields(error)
+        self.fields["error"]["judge"] = judge
 
     async def _in_process(self, stack: RunningStack) -> None:
         """Run it in a process of its own once one is free, unless that or a server that it needs dies."""
@@ -237,11 +239,13 @@ class RolloutRun:
         elif isinstance(answer, EpisodeFailure):
             self._read_failure(answer)
         elif (failure := self._decisive_failure(answer)) is not None:
-            self._fail(failure)
+            self._fail(failure, judge=results.judge_failed(answer))
         else:
             self.fields = self._interpreted(answer, self.route.truncated)
             if "error" not in self.fields:
                 self.fields |= results.measurement_fields(answer, self.row, METADATA_KEY)
+                grader = self.environment.graders.get(self.server)
+                self.fields["answer_found"] = answer_found(grader, answer)
 
     def _answer(self, body: bytes) -> dict[str, Any] | EpisodeFailure | None:
         """Return the agent's result, or the failure that its environment server reports; `None` for what is no JSON object.

@@ -1,0 +1,187 @@
+"""The account of a table's rollouts: a partition, in its order, against plain Python over random runs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+from test_runs_aggregate import line, write_run
+
+from gymgate.cli import cli
+from gymgate.cli.conversations import conversation_text
+from gymgate.cli.metrics_tables import log_accepted
+from gymgate.rollouts.no_answer import NOTHING_FOUND, answer_found
+from gymgate.rollouts.outcome import Outcome, outcome_of
+from gymgate.runs.counted.account import Account, notes_on, part_of
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.metrics import summary_rows
+from gymgate.runs.stored.score import NO_ANSWER
+
+OWN = {"_ng_failure_counts_as_zero": True, "_ng_failure_class": "agent_timeout"}
+
+
+def failure(
+    key: int, repeat: int, kind: str = "policy", *, final: bool = True, **error: Any
+) -> dict[str, Any]:
+    described = {"kind": kind, "type": "PolicyError", "message": "gone", **error}
+    return {**line(key, repeat, None), "status": "failed", "final": final, "error": described}
+
+
+def accounted(
+    tmp_path: Path, lines: list[dict[str, Any]], failures: list[dict[str, Any]] | None = None
+) -> str:
+    return str(summary_rows(read_runs([write_run(tmp_path, lines, failures=failures)]).tasks)[-1]["account"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "remark", "part"),
+    [
+        ({"status": "failed", "reward": 1.0}, None, "failed"),
+        ({"status": "masked", "reward": 1.0}, None, "masked"),
+        ({"status": "completed", "reward": None}, NO_ANSWER, "unscored"),
+        ({"status": "truncated", "reward": 1.0}, NO_ANSWER, "right"),
+        ({"status": "truncated", "reward": 0.0}, NO_ANSWER, "cut off"),
+        ({"status": "truncated", "reward": 0.0}, "agent_timeout", "wrong"),
+        ({"status": "completed", "reward": 0.0}, NO_ANSWER, "no answer found"),
+        ({"status": "completed", "reward": 0.5}, None, "wrong"),
+    ],
+)
+def test_the_first_part_that_fits_counts(fields: dict[str, Any], remark: str | None, part: str) -> None:
+    """So a judge that pays an answer which the grader did not find makes it right, and not both."""
+    assert part_of(outcome_of(fields), remark) == part
+
+
+def test_an_account_says_what_a_score_is_made_of(tmp_path: Path) -> None:
+    retried = [{"model_server": "policy_model", "details": {"retries": 2}, "usage": {}}]
+    lines = [line(0, repeat, 1.0, calls=retried) for repeat in range(7)]
+    lines += [line(1, repeat, 0.0) for repeat in range(7)]
+    lines += [line(1, repeat, 0.0, result=OWN) for repeat in (7, 8)]
+    lines += [line(2, repeat, 0.0, answer_found=False) for repeat in range(3)]
+    lines += [line(3, 0, 0.0, status="truncated", answer_found=False)]
+    lost = [failure(4, 0), failure(4, 1, judge=True), *(failure(4, 0, final=False) for _ in range(4))]
+    assert accounted(tmp_path, lines, lost) == (
+        "22 rollouts: 7 right, 9 wrong (agent_timeout 2), 3 no answer found, 1 cut off; "
+        "2 failed (judge 1, policy 1), asked again 4 times, 14 calls retried"
+    )
+
+
+def test_other_rewards_than_0_and_1_are_a_distribution(tmp_path: Path) -> None:
+    lines = [line(0, repeat, reward) for repeat, reward in enumerate((0.0, 2.0, 2.0))]
+    table = read_runs([write_run(tmp_path / "few", lines)])
+    [row] = summary_rows(table.tasks)
+    assert row["account"] == "3 rollouts: 1 with reward 0, 2 with reward 2"
+    assert (row["right"], row["mean_if_failed_0"]) == (None, None)
+    assert any("mcqa: rewards lie beyond 0 and 1 (e.g. 2)" in note for note in table.notes)
+    many = [line(0, repeat, repeat / 8) for repeat in range(9)]
+    assert accounted(tmp_path / "many", many) == "9 rollouts: 9 with rewards 0 to 1, median 0.5"
+
+
+def test_tasks_that_failed_in_every_repeat_are_named_with_their_cause(tmp_path: Path) -> None:
+    lines = [line(0, 0, 1.0)]
+    lost = [failure(key, repeat) for key in range(1, 6) for repeat in range(2)] + [
+        failure(0, 1, type="Other")
+    ]
+    table = read_runs([write_run(tmp_path, lines, failures=lost)])
+    named = "mcqa:2, mcqa:3, mcqa:4 and 2 more tasks"
+    assert [*notes_on(table.tasks)] == [
+        f"10 x PolicyError: gone; in every repeat of {named}",
+        "1 x Other: gone",
+    ]
+
+
+def test_a_mean_with_failures_has_bounds(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [line(0, 0, 1.0), line(1, 0, 0.0)], failures=[failure(2, 0), failure(3, 0)])
+    done = CliRunner().invoke(cli, ["aggregate", str(run)])
+    head, cells, account = done.stdout.splitlines()
+    assert "if failed 0 to 1" in head
+    assert "0.250 to 0.750" in cells
+    assert account == "4 rollouts: 1 right, 1 wrong; 2 failed (policy 2)"
+
+
+def test_an_answer_that_was_not_found_is_named_wherever_a_rollout_is_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [line(0, 0, 0.0, answer_found=False), line(0, 1, 0.0, answer="A")])
+    first, second = read_runs([run]).rollouts()
+    assert "extracted answer: none" in conversation_text(first.rollout())
+    assert "extracted answer: A" in conversation_text(second.rollout())
+    CliRunner().invoke(cli, ["export", str(run), "--to", "dataset", "-o", str(tmp_path / "d.jsonl")])
+    rows = [orjson.loads(text) for text in (tmp_path / "d.jsonl").read_bytes().splitlines()]
+    assert [row["extracted_answer"] for row in rows] == ["none", "A"]
+
+
+def test_what_a_grader_accepts_is_said_if_more_than_a_third_had_no_answer(capsys: Any) -> None:
+    row = {"environment": "mcqa", "rollouts": 9, "no_answer": 3}
+    log_accepted([row])
+    assert capsys.readouterr().err == ""
+    log_accepted([{**row, "no_answer": 4}, {**row, "environment": "own", "no_answer": 4}])
+    known, own = capsys.readouterr().err.splitlines()
+    assert r"accepts \boxed{answer}" in known
+    assert "gymgate info own" in own
+
+
+def test_a_field_says_it_only_where_all_of_an_entry_hold() -> None:
+    assert answer_found("mcqa", {"extracted_answer": None}) is False
+    assert answer_found("mcqa", {"extracted_answer": "A"}) is True
+    assert answer_found("mcqa", {}) is None
+    assert answer_found("simpleqa", {"extracted_answer": None}) is None
+    assert answer_found(None, {"extracted_answer": None}) is None
+    inductive = {"extraction_successful": False, "agent_mode": "inductive"}
+    assert answer_found("nvarc", inductive) is True
+    unboxed, boxed = (
+        {"extracted_answer": None, "response": {"output": [{"text": text}]}} for text in ("3", r"\boxed{3}")
+    )
+    assert answer_found("math_with_judge", unboxed) is False
+    assert answer_found("math_with_judge", boxed) is None
+    assert not {"simpleqa", "abstention", "reasoning_gym", "hotpotqa_qa"} & NOTHING_FOUND.keys()
+
+
+def test_random_runs_against_plain_python(tmp_path: Path) -> None:
+    """Parts add up to all rollouts, and each number is what a reader of the lines would count."""
+    dice = random.Random(5)
+    for number in range(100):
+        is_binary = dice.random() < 0.5
+        rewards = (0.0, 1.0) if is_binary else (0.0, 0.25, 1.0)
+        lines, lost, parts = [], [], Counter[str]()
+        scored: list[float] = []
+        for key in range(dice.randint(1, 4)):
+            for repeat in range(dice.randint(1, 5)):
+                if dice.random() < 0.2:
+                    lost.append(failure(key, repeat, dice.choice(["policy", "timeout"])))
+                    parts["failed"] += 1
+                    continue
+                status = dice.choice(["completed", "completed", "truncated", "masked"])
+                reward, found = dice.choice([*rewards, None]), dice.choice([True, False, None])
+                lines.append(line(key, repeat, reward, status=status, answer_found=found))
+                if status == "masked":
+                    parts["masked"] += 1
+                    continue
+                if reward is None:
+                    parts["unscored"] += 1
+                    continue
+                scored.append(reward)
+                if reward == 1:
+                    parts["right"] += 1
+                elif status == "truncated":
+                    parts["cut off"] += 1
+                else:
+                    parts["wrong" if found is not False else "no answer found"] += 1
+        table = read_runs([write_run(tmp_path / str(number), lines, failures=lost)])
+        account = Account.of(table.tasks.ordered(), table.tasks)
+        assert +account.parts == parts
+        assert account.parts.total() == len(lines) + len(lost) == account.counts.rollouts
+        if lost and scored:
+            count = len(scored) + len(lost)
+            assert account.bounds == pytest.approx((sum(scored) / count, (sum(scored) + len(lost)) / count))
+        else:
+            assert account.bounds is None
+        [row] = summary_rows(table.tasks) or [{"right": 0}]
+        if account.is_binary:
+            assert row["right"] == parts["right"]
+
+
+def test_an_outcome_without_a_reward_has_its_reason() -> None:
+    assert part_of(Outcome(False, False, False, False, "masked")) == "masked"
