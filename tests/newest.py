@@ -21,6 +21,7 @@ from gymgate.gym.runtime import ensure_runtime
 from gymgate.gym.runtime.uv import run_uv
 
 ROOT = Path(__file__).parents[1]
+INSIDE = Path(names.__file__).parents[1]
 FAST = ("-m", "not gym and not heavy", "-q", "--tb=line", "-p", "no:cacheprovider")
 LANES = {
     "tests": ("--ignore", "tests/training", "-n", "2", "--dist", "loadfile"),
@@ -59,6 +60,21 @@ def has_names(release: str) -> bool:
     return passes(str(python), "-I", names.__file__)
 
 
+def servers_of(release: str) -> str:
+    """Return whether a release's servers are lean, or what of its code was not checked."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(INSIDE)!r}); from inside import lean; "
+        "print(lean.unchecked(lean.CHECKED) or 'lean')"
+    )
+    try:
+        python = ensure_runtime(RuntimeConfig(version=release)).python
+    except GymgateError as error:
+        return str(error)
+    return subprocess.run(
+        (python, "-I", "-c", program), check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
 def passes(*command: str) -> bool:
     print("$", *command[1:], flush=True)
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
@@ -76,6 +92,7 @@ def main() -> int:
     release = newest_nemo_gym()
     report.append(f"nemo-gym: default {DEFAULT_NEMO_GYM}, newest {release}")
     if release != DEFAULT_NEMO_GYM:
+        report.append(f"servers of nemo-gym {release}: {servers_of(release)}")
         failed += [] if has_names(release) else [f"names of nemo-gym {release}"]
         failed += [
             f"gymgate {' '.join(command)} with nemo-gym {release}"

@@ -165,6 +165,13 @@ async def test_a_hang_up_cancels_what_it_cancels_in_the_release(
         assert logs[1] == logs[0], name
 
 
+async def test_only_a_lean_server_collects_less_often(servers: tuple[Served, Served]) -> None:
+    answers = [await served.ask(http("GET", "/collector")) for served in servers]
+    stock, lean = [json.loads(answer.partition(b"\r\n\r\n")[2]) for answer in answers]
+    assert lean == [50_000, 20, 50]
+    assert stock[0] < lean[0]
+
+
 async def test_every_hundredth_hang_up_is_logged(servers: tuple[Served, Served], version: str) -> None:
     if not CANCELS[version]:
         pytest.skip("this release does not listen for a hang-up")

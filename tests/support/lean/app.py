@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 from typing import Any, ClassVar
 
 from aiohttp import ClientResponseError
@@ -53,6 +54,10 @@ def add_routes(server: Server, app: FastAPI) -> None:
     @app.get("/events")
     async def read_events() -> list[str]:
         return events
+
+    @app.get("/collector")
+    async def collector() -> tuple[int, int, int]:
+        return gc.get_threshold()
 
     @app.post("/ok")
     async def ok(question: Question, request: Request) -> dict[str, Any]:
