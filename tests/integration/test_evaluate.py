@@ -49,7 +49,7 @@ def test_a_function_is_evaluated_in_one_call(tmp_path: Path, capfd: pytest.Captu
     assert evaluation.metrics == read_output("aggregate", done.stdout)["environments"]
     assert (evaluation.model, evaluation.run) == ("first_answer", str(run))
     records = evaluation.records()
-    assert [*records[0]] == [*COLUMNS, "error"]
+    assert [*records[0]] == [*COLUMNS]
     assert [(each["line"], each["repeat"]) for each in records[:3]] == [(1, 0), (1, 1), (2, 0)]
     first, again, second = (each["task"] for each in records[:3])
     assert first == again != second

@@ -192,9 +192,9 @@ def test_the_report(run: Path) -> None:
 def test_the_flat_table(run: Path) -> None:
     export_dataset(read_runs([run]), run / "flat.jsonl")
     rows = [orjson.loads(line) for line in (run / "flat.jsonl").read_bytes().splitlines()]
-    assert [row["reward"] for row in rows] == [1.0, 0.5, None, None]
+    assert [row["reward"] for row in rows] == [1.0, 0.5, None, None, None]
     parts = [value for row in rows for name, value in row.items() if name.startswith("reward_parts.")]
-    assert parts == [None] * 4, "parts of rewards that do not count"
+    assert parts == [None] * 5, "parts of rewards that do not count"
 
 
 def test_verifiers_traces(run: Path) -> None:

@@ -478,7 +478,7 @@ def test_a_flat_table_has_no_reward_that_does_not_count(tmp_path: Path) -> None:
 def test_a_table_in_batches_has_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     monkeypatch.setattr(tables, "BATCH", 5)
-    assert export_dataset(read_runs([make_run(tmp_path / "run")]), tmp_path / "t.parquet") == 12
+    assert export_dataset(read_runs([make_run(tmp_path / "run")]), tmp_path / "t.parquet") == 13
     assert tables.columns_of([{"a": 1}, {"b": 1, "a": 2}]) == ["b", "a"]
 
 
@@ -507,17 +507,18 @@ def test_a_dataset_of_rollouts(tmp_path: Path, ending: str) -> None:
     datasets = pytest.importorskip("datasets")
     run = make_run(tmp_path / "run")
     path = tmp_path / f"rollouts{ending}"
-    assert export_dataset(read_runs([run]), path) == 12
+    assert export_dataset(read_runs([run]), path) == 13
     loader = "parquet" if ending == ".parquet" else "json"
     loaded = datasets.load_dataset(
         loader, data_files=str(path), split="train", cache_dir=str(tmp_path / "cache")
     )
-    assert loaded.num_rows == 12
+    assert loaded.num_rows == 13
     assert loaded[0]["messages"][:2] == [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": "hi"},
     ]
-    assert sum(loaded["reward"]) == 3.0
+    assert loaded["status"][-1] == "failed"
+    assert sum(filter(None, loaded["reward"])) == 3.0
     with pytest.raises(ConfigError, match=r"rollouts\.txt"):
         export_dataset(read_runs([run]), tmp_path / "rollouts.txt")
 

@@ -103,6 +103,26 @@ def test_a_mean_with_failures_has_bounds(tmp_path: Path) -> None:
     assert account == "4 rollouts: 1 right, 1 wrong; 2 failed (policy 2)"
 
 
+def test_failed_as_0_counts_failures_in_a_table_an_export_and_a_comparison(tmp_path: Path) -> None:
+    whole = write_run(tmp_path / "whole", [line(key, 0, 1.0) for key in range(3)])
+    run = write_run(tmp_path / "run", [line(0, 0, 1.0), line(1, 0, 0.0)], failures=[failure(2, 0)])
+    done = CliRunner().invoke(cli, ["aggregate", str(run), "--failed-as", "0", "--json"])
+    document = orjson.loads(done.stdout)
+    [row] = document["environments"]
+    assert (row["mean_reward"], row["mean_if_failed_0"]) == (pytest.approx(1 / 3), None)
+    assert row["account"] == "3 rollouts: 1 right, 1 wrong; 1 failed and counted as 0 (policy 1)"
+    assert any("--failed-as" in note for note in document["notes"])
+    output = tmp_path / "d.jsonl"
+    for arguments, reward in (([], None), (["--failed-as", "0"], 0.0)):
+        CliRunner().invoke(cli, ["export", str(run), "--to", "dataset", "-o", str(output), *arguments])
+        last = orjson.loads(output.read_bytes().splitlines()[-1])
+        assert (last["status"], last["error"], last["label"]) == ("failed", "PolicyError: gone", "mcqa:3")
+        assert (last["reward"], last["task"]) == (reward, f"mcqa/{2:016x}")
+    done = CliRunner().invoke(cli, ["compare", str(whole), str(run), "--failed-as", "0", "--json"])
+    [compared] = orjson.loads(done.stdout)["compared"][0]["environments"]
+    assert (compared["pairs"], compared["left_out"], compared["second"]) == (3, 0, pytest.approx(1 / 3))
+
+
 def test_an_answer_that_was_not_found_is_named_wherever_a_rollout_is_shown(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [line(0, 0, 0.0, answer_found=False), line(0, 1, 0.0, answer="A")])
     first, second = read_runs([run]).rollouts()

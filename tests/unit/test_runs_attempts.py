@@ -136,7 +136,8 @@ def test_failures_count_alike_in_a_directory_and_a_file(tmp_path: Path) -> None:
         output = tmp_path / "flat.jsonl"
         done = CliRunner().invoke(export, [str(run), "--to", "dataset", "-o", str(output)])
         assert done.exit_code == 0, done.output
-        assert len(output.read_bytes().splitlines()) == 2
+        rows = [orjson.loads(text) for text in output.read_bytes().splitlines()]
+        assert [row["status"] for row in rows] == ["completed"] * 2 + ["failed"] * 2
         assert metrics["account"] == "4 rollouts: 2 right, 0 wrong; 2 failed (timeout 2)"
 
 

@@ -14,6 +14,7 @@ import click
 from gymgate.cli.metrics_tables import log_accepted, print_costs, print_results
 from gymgate.cli.options import (
     OUTPUT_FILE,
+    failed_as_option,
     json_option,
     k_option,
     keep_option,
@@ -61,6 +62,7 @@ class AggregatedRuns(RunSummary):
     help="Field of the result that holds the answer, for maj@k. [known names]",
 )
 @overlap_option
+@failed_as_option
 @k_option
 @wide_option
 @price_option
@@ -79,6 +81,7 @@ def command(
     bounds: str | None,
     answer_key: str | None,
     overlap: str,
+    failed_as: float | None,
     ks: Sequence[int] | None,
     wide: bool,
     log_to: str | None,
@@ -100,7 +103,7 @@ def command(
     if bounds is not None and not outputs:
         raise ConfigError(f"--keep {bounds} selects rows of a file: give it with -o")
     limits = parse_bounds(bounds) if bounds else None
-    table = read_runs(runs, answer_key=answer_key, first_of_overlap=overlap == "first")
+    table = read_runs(runs, answer_key=answer_key, first_of_overlap=overlap == "first", failed_as=failed_as)
     collected = table.tasks
     metrics, notes = summary_rows(collected, ks), table.notes
     for note in notes:

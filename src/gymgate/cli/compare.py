@@ -11,7 +11,14 @@ from typing import Any
 import click
 
 from gymgate.cli.metrics_tables import shown_number
-from gymgate.cli.options import OUTPUT_FILE, FiniteRange, json_option, overlap_option, wide_option
+from gymgate.cli.options import (
+    OUTPUT_FILE,
+    FiniteRange,
+    failed_as_option,
+    json_option,
+    overlap_option,
+    wide_option,
+)
 from gymgate.cli.output import Column, echo, log, log_next, print_columns, print_json
 from gymgate.core.errors import ConfigError
 from gymgate.results.compare import (
@@ -89,6 +96,7 @@ class ComparedRuns:
     help="Write an HTML file with the conversations of the rows that differ, side by side. With one B.",
 )
 @overlap_option
+@failed_as_option
 @wide_option
 @json_option
 def command(
@@ -97,15 +105,16 @@ def command(
     fail_if_worse: float | None,
     output: Path | None,
     overlap: str,
+    failed_as: float | None,
     wide: bool,
     as_json: bool,
 ) -> None:
     """Compare runs of the same rows, rollout by rollout.
 
     A and B are directories of gymgate run, or a rollouts.jsonl of NeMo Gym's collector. Rollouts of the same row, seed
-    and repeat are a pair; pairs in which one failed or has no reward that counts are left out, never counted as 0. After ± is the
-    standard error of the difference, clustered by row; p is that of a permutation test of the rows: one run is better if it is at
-    most 0.05, which takes 6 rows or more.
+    and repeat are a pair; pairs in which one failed or has no reward that counts are left out, unless --failed-as counts
+    failures. After ± is the standard error of the difference, clustered by row; p is that of a permutation test of the rows: one
+    run is better if it is at most 0.05, which takes 6 rows or more.
 
     \b
     gymgate compare runs/base runs/tuned
@@ -119,11 +128,11 @@ def command(
         if not openings.get(score.task):
             openings[score.task] = opening(attempt.result)
 
-    base = read_runs([first], first_of_overlap=overlap == "first", see=see)
+    base = read_runs([first], first_of_overlap=overlap == "first", failed_as=failed_as, see=see)
     worse = False
     documents: list[ComparedRun] = []
     for other in others:
-        against = read_runs([other], first_of_overlap=overlap == "first")
+        against = read_runs([other], first_of_overlap=overlap == "first", failed_as=failed_as)
         compared = compare(base.tasks, against.tasks)
         policies = base.policy, against.policy
         models = [policy_name(policy) for policy in policies if policy and policy.get("type") != "replay"]

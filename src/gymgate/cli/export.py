@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.options import OUTPUT, dataset_option, keep_option, overlap_option
+from gymgate.cli.options import OUTPUT, dataset_option, failed_as_option, keep_option, overlap_option
 from gymgate.cli.output import log, log_next
 from gymgate.core.errors import ConfigError
 from gymgate.results.atif import export_trajectories
@@ -56,6 +56,7 @@ EXPORTS = {
 )
 @dataset_option
 @overlap_option
+@failed_as_option
 def command(
     runs: tuple[Path, ...],
     form: str,
@@ -64,6 +65,7 @@ def command(
     order: str,
     datasets: tuple[str, ...],
     overlap: str,
+    failed_as: float | None,
 ) -> None:
     """Write rollouts or rows in a form that others read.
 
@@ -74,7 +76,7 @@ def command(
         raise ConfigError(f"--keep selects rows: it needs --to rows, not --to {form}")
     if order != "input" and form != "rows":
         raise ConfigError(f"--order sorts rows: it needs --to rows, not --to {form}")
-    table = read_runs(runs, first_of_overlap=overlap == "first")
+    table = read_runs(runs, first_of_overlap=overlap == "first", failed_as=failed_as)
     if form in ("atif", "gym", "rows") and (files := [run.path for run in table.runs if run.is_file]):
         raise ConfigError(
             f"--to {form} needs the input rows, which {files[0]} does not hold: give a directory of gymgate run"

@@ -486,6 +486,13 @@ overlap_option = click.option(
 )
 
 
+failed_as_option = click.option(
+    "--failed-as",
+    type=click.Choice(["0"]),
+    callback=lambda context, option, value: None if value is None else float(value),
+    help="Count rollouts that failed with this reward. [they are left out]",
+)
+
 tasks_option = number_option("--tasks", default=50, help="Tasks to show with their conversations.", least=0)
 per_task_option = number_option(
     "--per-task", default=4, help="Conversations of each task, shown side by side."

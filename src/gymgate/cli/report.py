@@ -9,7 +9,14 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.options import OUTPUT_FILE, overlap_option, per_task_option, price_option, tasks_option
+from gymgate.cli.options import (
+    OUTPUT_FILE,
+    failed_as_option,
+    overlap_option,
+    per_task_option,
+    price_option,
+    tasks_option,
+)
 from gymgate.cli.output import echo, log_next
 from gymgate.results.report import write_report
 from gymgate.runs.described.prices import Price
@@ -21,6 +28,7 @@ from gymgate.runs.described.prices import Price
 @tasks_option
 @per_task_option
 @overlap_option
+@failed_as_option
 @price_option
 def command(
     runs: tuple[Path, ...],
@@ -28,6 +36,7 @@ def command(
     tasks: int,
     per_task: int,
     overlap: str,
+    failed_as: float | None,
     prices: Mapping[str, Price],
 ) -> None:
     """Write runs as one HTML file.
@@ -42,6 +51,7 @@ def command(
         runs,
         path,
         first_of_overlap=overlap == "first",
+        failed_as=failed_as,
         tasks=tasks,
         per_task=per_task,
         prices=dict(prices),

@@ -223,7 +223,7 @@ def _paired(first: Task, second: Task) -> _Pairs:
 def _rewards(task: Task) -> dict[Order, float | None]:
     """Return the rewards that count by seed and repeat, with `None` for rollouts without one."""
     finished = {score.order: score.outcome.reward for score in task.scores}
-    return finished | dict.fromkeys(task.failures)
+    return finished | dict.fromkeys(task.failures, task.failed_as)
 
 
 def _row(

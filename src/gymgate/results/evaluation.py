@@ -49,15 +49,9 @@ class Evaluation:
         return [rollout for rollout in self.rollouts if rollout.error is not None]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a flat dict for each rollout, e.g. for `pandas.DataFrame`: the columns of `gymgate export`, and `error`."""
+        """Return a flat dict for each rollout, e.g. for `pandas.DataFrame`: the columns of `gymgate export`."""
         parts = sorted({name for rollout in self.rollouts for name in rollout.reward_parts})
-        return [
-            {
-                **table_row(rollout, self.model, self.run, parts),
-                "error": rollout.error and str(rollout.error),
-            }
-            for rollout in self.rollouts
-        ]
+        return [table_row(rollout, self.model, self.run, parts) for rollout in self.rollouts]
 
     def __repr__(self) -> str:
         mean = "none" if self.mean_reward is None else f"{self.mean_reward:.4g}"

@@ -14,32 +14,32 @@ from gymgate.runs.counted.aggregate import RunTable
 from gymgate.runs.counted.metrics import keep
 from gymgate.runs.counted.tasks import CollectedTasks, Task
 from gymgate.runs.described.settings import policy_name
-from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.attempts import Attempt, task_name
 from gymgate.runs.stored.gym_rollouts import agent_ref
-from gymgate.runs.stored.layout import ROLLOUTS
+from gymgate.runs.stored.layout import FAILURES, ROLLOUTS
 from gymgate.runs.stored.record import CollectedRollout
 from gymgate.runs.stored.rows import RowReader
 from gymgate.runs.stored.score import expected_answer, extracted_answer, score_of
 
 COLUMNS = {
-    **dict.fromkeys(("model", "run", "environment", "agent", "task", "source"), "text"),
+    **dict.fromkeys(("model", "run", "environment", "agent", "task", "label", "source"), "text"),
     "line": "whole",
     "row_key": "text",
     **dict.fromkeys(("occurrence", "repeat", "seed"), "whole"),
-    "status": "text",
+    **dict.fromkeys(("status", "error"), "text"),
     "reward": "real",
     **dict.fromkeys(("expected_answer", "extracted_answer"), "text"),
     "messages": "messages",
     "metrics": "text",
-    **dict.fromkeys(("calls", "output_tokens"), "whole"),
+    **dict.fromkeys(("calls", "retries", "input_tokens", "output_tokens"), "whole"),
     "seconds": "real",
 }
-"""Columns of every flat table, and what they hold. `task` identifies the row; `source` and `line` say where it stood."""
+"""Columns of every flat table, and what they hold. `task` identifies the row; `label`, `source` and `line` say where it stood."""
 _PART = "reward_parts."
 
 
 def export_dataset(table: RunTable, output: Path) -> int:
-    """Write a row per finished rollout, as JSONL, CSV or Parquet by the file's ending; how many.
+    """Write a row per rollout, those that failed last, as JSONL, CSV or Parquet by the file's ending; how many.
 
     docs/export.md has the columns: `COLUMNS`, and `reward_parts.NAME` for each part of a reward in any of the rollouts.
     Raises `ConfigError` for another ending, `MissingExtraError` without pyarrow, `DataError` if the file cannot be written.
@@ -48,11 +48,13 @@ def export_dataset(table: RunTable, output: Path) -> int:
     model, parts = policy_name(table.policy) if table.policy else None, table.reward_parts
 
     def row_of(attempt: Attempt) -> dict[str, Any]:
-        run = str(attempt.path.parent if attempt.path.name == ROLLOUTS else attempt.path)
-        return table_row(attempt, model, run, parts)
+        run = str(attempt.path.parent if attempt.path.name in (ROLLOUTS, FAILURES) else attempt.path)
+        return table_row(attempt, model, run, parts, table.tasks.failed_as)
 
     columns = {**COLUMNS, **{f"{_PART}{name}": "real" for name in parts}}
-    return write_table(output, map(row_of, table.rollouts()), lambda arrow: _schema(arrow, columns))
+    return write_table(
+        output, map(row_of, table.rollouts(failed=True)), lambda arrow: _schema(arrow, columns)
+    )
 
 
 def export_rows(
@@ -93,9 +95,13 @@ def export_lines(table: RunTable, output: Path) -> int:
 
 
 def table_row(
-    rollout: Attempt | CollectedRollout, model: str | None, run: str | None, parts: Sequence[str]
+    rollout: Attempt | CollectedRollout,
+    model: str | None,
+    run: str | None,
+    parts: Sequence[str],
+    failed_as: float | None = None,
 ) -> dict[str, Any]:
-    """Return `COLUMNS` of a rollout, and `reward_parts.NAME` for each of `parts`."""
+    """Return `COLUMNS` of a rollout, and `reward_parts.NAME` for each of `parts`. One that failed has the reward `failed_as`."""
     score = score_of(rollout)
     counted = (rollout.reward_parts or {}) if score.outcome.counted else {}
     answers = (expected_answer(rollout.result), extracted_answer(rollout))
@@ -106,19 +112,23 @@ def table_row(
         "environment": rollout.environment,
         "agent": rollout.agent,
         "task": str(score.task),
+        "label": task_name(rollout.environment, rollout.line, rollout.occurrence),
         "source": rollout.source,
         "line": rollout.line,
         "row_key": rollout.row_key,
         "occurrence": rollout.occurrence,
         "repeat": rollout.repeat,
         "seed": rollout.seed,
-        "status": rollout.status,
-        "reward": score.outcome.reward,
+        "status": "failed" if score.outcome.reason == "failed" else rollout.status,
+        "error": score.cause if score.outcome.reason == "failed" else None,
+        "reward": failed_as if score.outcome.reason == "failed" else score.outcome.reward,
         "expected_answer": expected,
         "extracted_answer": extracted,
         "messages": [{"role": role, "content": text} for role, text in transcript(rollout.result)],
         "metrics": codec.dumps(rollout.metrics or {}).decode(),
         "calls": score.calls,
+        "retries": score.retries,
+        "input_tokens": score.input_tokens,
         "output_tokens": score.output_tokens,
         "seconds": score.seconds,
         **{f"{_PART}{name}": counted.get(name) for name in parts},

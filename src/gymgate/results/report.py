@@ -37,6 +37,7 @@ def write_report(
     output: Path,
     *,
     first_of_overlap: bool = False,
+    failed_as: float | None = None,
     tasks: int = 50,
     per_task: int = 4,
     prices: Prices = MappingProxyType({}),
@@ -49,7 +50,13 @@ def write_report(
     cannot be written.
     """
     data = ReportData(tasks, per_task)
-    runs = read_runs(paths, first_of_overlap=first_of_overlap, see=data.add, see_attempt=data.add_failure)
+    runs = read_runs(
+        paths,
+        first_of_overlap=first_of_overlap,
+        failed_as=failed_as,
+        see=data.add,
+        see_attempt=data.add_failure,
+    )
     runs.refuse_empty()
     refuse_price_of_replay(prices, replayed=runs.replayed)
     write_page(output, title_of(runs), report_parts(runs, data, prices, command=command))

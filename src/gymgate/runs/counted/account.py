@@ -156,6 +156,8 @@ def _distribution(rewards: Counter[float]) -> str:
 def notes_on(collected: CollectedTasks) -> Iterator[str]:
     """Say what a reader of the numbers has to know: rewards that are none or lie beyond 0 and 1, why rollouts failed or were
     masked, the most frequent reasons first, and which tasks failed in every repeat."""
+    if collected.failed_as is not None:
+        yield f"rollouts that failed count as {collected.failed_as:g} (--failed-as)"
     if collected.not_numbers:
         yield f"{collected.not_numbers} rewards are not finite numbers (at most 1e100) and are counted as unscored"
     lost: dict[str, list[Task]] = {}

@@ -136,6 +136,7 @@ def read_runs(
     *,
     answer_key: str | None = None,
     first_of_overlap: bool = False,
+    failed_as: float | None = None,
     see: See | None = None,
     see_attempt: Callable[[Attempt], None] | None = None,
 ) -> RunTable:
@@ -143,12 +144,13 @@ def read_runs(
 
     The answer of a rollout is in `answer_key` of its result, else in the first known field. `see` gets each rollout, first
     those that finished, then those that failed permanently; `see_attempt` gets each failed attempt, after the rollouts that
-    finished. A rollout that is in two runs is refused, or taken from the first one (`first_of_overlap`). Raises `DataError` if
-    no path holds a run or a line is malformed, and `ConfigError` for runs of different policies.
+    finished. Rollouts that failed permanently count with the reward `failed_as`; `None`: they are left out. A rollout that is
+    in two runs is refused, or taken from the first one (`first_of_overlap`). Raises `DataError` if no path holds a run or a
+    line is malformed, and `ConfigError` for runs of different policies.
     """
     paths = list(paths)
     runs, without = _find_runs(paths)
-    tasks, parts = CollectedTasks(), dict[str, None]()
+    tasks, parts = CollectedTasks(failed_as=failed_as), dict[str, None]()
     tallies = [_Tally(run) for run in runs]
     for number, attempt, role in _read(runs):
         tally = tallies[number]
