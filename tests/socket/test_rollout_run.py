@@ -581,3 +581,21 @@ async def test_a_breakdown_has_no_parts_of_a_reward() -> None:
         outcome = await played.run()
     assert kind_of(outcome) == ("failed", "environment")
     assert "reward_parts" not in outcome
+
+
+async def test_a_timeout_after_the_policy_had_answered_says_that_it_was_elsewhere() -> None:
+    """Of an agent whose tools hang; while the policy is asked, the agent is waited for."""
+    for hung, in_words in ((True, "answered its 1 call"), (False, "waiting for")):
+        release = asyncio.Event()
+
+        async def agent(scene: Scene, hung: bool = hung, release: asyncio.Event = release) -> web.Response:
+            if hung:
+                await scene.ask("policy_model")
+            await release.wait()
+            return web.json_response(SCORED)
+
+        async with scene(agent) as played:
+            error = (await played.run_whole(Servers(played), timeout_s=2.0))["error"]
+            release.set()
+        assert error["type"] == "RolloutTimeoutError"
+        assert in_words in error["message"]

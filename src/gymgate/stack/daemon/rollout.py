@@ -102,8 +102,11 @@ class RolloutRun:
             if deadline.expired() and isinstance(error, TimeoutError):
                 busy = self.route.rate_limit
                 reason = f"the rate limit of its endpoint: {busy.message}" if busy else self.waits_for
-                waited = f"Timed out after {self.timeout_s:g} s waiting for {reason}"
-                self._fail(RolloutTimeoutError(f"{waited} (environment {self.environment.name!r})"))
+                waited = f"waiting for {reason} (environment {self.environment.name!r})"
+                answered = None if busy else self._answered_calls()
+                self._fail(
+                    RolloutTimeoutError(f"Timed out after {self.timeout_s:g} s{answered or f' {waited}'}")
+                )
             else:
                 logger.exception("rollout %s failed", self.route.rollout_id)
                 self._fail(StackLostError(f"internal error in the stack's daemon: {described(error)}"))
@@ -168,6 +171,17 @@ class RolloutRun:
     def _fail(self, error: GymgateError, *, judge: bool = False) -> None:
         self.fields = results.error_fields(error)
         self.fields["error"]["judge"] = judge
+
+    def _answered_calls(self) -> str | None:
+        """Say that the policy answered all its calls, so that the time went elsewhere; `None` if a model call is under way."""
+        seconds = [call.record.duration_s for call in self.route.log if call.record.model_server == POLICY]
+        if not seconds or any(call.record.status_code is None for call in self.route.log):
+            return None
+        calls = "1 call" if len(seconds) == 1 else f"{len(seconds)} calls"
+        return (
+            f": the policy answered its {calls} in {sum(seconds):.1f} s; tools or scoring of "
+            f"{self.environment.name!r} did not end"
+        )
 
     async def _in_process(self, stack: RunningStack) -> None:
         """Run it in a process of its own once one is free, unless that or a server that it needs dies."""
