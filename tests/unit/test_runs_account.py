@@ -123,6 +123,16 @@ def test_failed_as_0_counts_failures_in_a_table_an_export_and_a_comparison(tmp_p
     assert (compared["pairs"], compared["left_out"], compared["second"]) == (3, 0, pytest.approx(1 / 3))
 
 
+def test_the_worst_tasks_are_printed_below_the_table(tmp_path: Path) -> None:
+    lines = [line(key, repeat, float(repeat < key)) for key in range(3) for repeat in range(2)]
+    run = write_run(tmp_path / "run", lines, failures=[failure(3, 0)])
+    done = CliRunner().invoke(cli, ["aggregate", str(run), "--worst", "2"])
+    assert [text.split()[:2] for text in done.stdout.split("\n\n")[1].splitlines()[1:]] == [
+        ["mcqa:1", "0.000"],
+        ["mcqa:2", "0.500"],
+    ]
+
+
 def test_an_answer_that_was_not_found_is_named_wherever_a_rollout_is_shown(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [line(0, 0, 0.0, answer_found=False), line(0, 1, 0.0, answer="A")])
     first, second = read_runs([run]).rollouts()

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
@@ -23,7 +24,7 @@ from gymgate.cli.options import (
     price_option,
     wide_option,
 )
-from gymgate.cli.output import log, log_next, print_json
+from gymgate.cli.output import echo, log, log_next, print_json, print_table
 from gymgate.core.errors import ConfigError
 from gymgate.results.tables import checked_table, write_table
 from gymgate.results.tracking import log_stored
@@ -31,6 +32,7 @@ from gymgate.runs.counted.aggregate import RunTable, read_runs
 from gymgate.runs.counted.costs import TokenUsage
 from gymgate.runs.counted.metrics import keep, parse_bounds, summary_rows, task_rows
 from gymgate.runs.counted.summary import RunSummary
+from gymgate.runs.counted.tasks import Task
 from gymgate.runs.described.prices import Price, refuse_price_of_replay
 
 
@@ -65,6 +67,12 @@ class AggregatedRuns(RunSummary):
 @failed_as_option
 @k_option
 @wide_option
+@click.option(
+    "--worst",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Print the N tasks with the lowest mean reward, too.",
+)
 @price_option
 @log_to_option
 @click.option(
@@ -84,6 +92,7 @@ def command(
     failed_as: float | None,
     ks: Sequence[int] | None,
     wide: bool,
+    worst: int | None,
     log_to: str | None,
     prices: Mapping[str, Price],
     complete: bool,
@@ -132,6 +141,17 @@ def command(
             markdown=markdown,
             is_example=table.is_example,
         )
+        if worst is not None:
+            echo()
+            lowest = sorted(filter(Task.rewards, collected.ordered()), key=lambda task: fmean(task.rewards()))
+            print_table(
+                ("task", "mean reward", "rewards"),
+                (
+                    (task.name, f"{fmean(rewards):.3f}", ", ".join(f"{reward:.4g}" for reward in rewards))
+                    for task in lowest[:worst]
+                    if (rewards := task.rewards())
+                ),
+            )
         if prices:
             print_costs(usage, wide=wide, markdown=markdown)
         log_accepted(metrics, table.runs[0].settings.get("nemo_gym"))
