@@ -233,7 +233,7 @@ class SimulatedStack(RunningStack):
 async def read_plan(environment: RunningEnvironment) -> EnvironmentPlan:
     """Return the plan that NeMo Gym's parser and the servers' code would decide."""
     await asyncio.sleep(seconds("reading of the config", 0.5))
-    code = {name: ServerCode(Path("/code")) for name in (RESOURCES, BY_URL, BY_PROCESS)}
+    code = {name: ServerCode(Path("/nowhere/servers/code")) for name in (RESOURCES, BY_URL, BY_PROCESS)}
     return EnvironmentPlan(environment.spec, environment._stack.config, "0.7.0", CONFIG, code)
 
 
