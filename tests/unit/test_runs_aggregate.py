@@ -398,6 +398,28 @@ def test_two_policies_are_not_mixed(tmp_path: Path) -> None:
         read_runs([first, second])
 
 
+def test_runs_that_score_an_environment_differently_are_named(tmp_path: Path) -> None:
+    """Without the values, some of which may be secrets; other environments may have other settings."""
+
+    def write(name: str, number: int, judge: str, *environments: tuple[str, str]) -> Path:
+        settings = {
+            "policy": {"type": "http", "model": "m"},
+            "judges": {"judge": {"model": judge}},
+            "environments": [{"name": name, "content": {"app.py": digest}} for name, digest in environments],
+        }
+        return write_run(tmp_path / name, [line(0, number, 1.0)], settings=settings)
+
+    first = write("a", 0, "small", ("mcqa", "12"))
+    same = write("b", 1, "small", ("mcqa", "12"), ("other", "34"))
+    grader = write("c", 2, "small", ("mcqa", "56"))
+    judge = write("d", 3, "large", ("mcqa", "12"))
+    assert read_runs([first, same]).notes == []
+    assert read_runs([first, same, grader, judge]).notes == [
+        f"{first} and {grader} may score mcqa differently: environment.content.app.py differ",
+        f"{first} and {judge} may score mcqa differently: judges.judge.model differ",
+    ]
+
+
 def test_runs_that_score_context_overflows_otherwise_are_not_mixed(tmp_path: Path) -> None:
     first, second = (
         write_run(

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -258,6 +259,45 @@ def test_keys_and_addresses_that_a_function_is_given_may_change() -> None:
     other = functools.partial(answer, api_key="b", url="http://h:2/v1", model="m")
     assert source_digest(one) == source_digest(other)
     assert source_digest(one) != source_digest(functools.partial(one, model="n"))
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    temperature: float
+
+
+class Unreadable:
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
+def test_what_a_callable_sets_on_an_object_is_not_what_it_is() -> None:
+    tally = Tally()
+
+    def policy(body: object) -> str:
+        tally.calls += 1
+        return "a"
+
+    before = source_digest(policy)
+    policy({})
+    assert source_digest(policy) == before
+
+
+def test_attributes_in_slots_count() -> None:
+    def policy(sampling: Sampling) -> Callable[[object], str]:
+        return lambda body: str(sampling.temperature)
+
+    assert source_digest(policy(Sampling(0.0))) == source_digest(policy(Sampling(0.0)))
+    assert source_digest(policy(Sampling(0.0))) != source_digest(policy(Sampling(1.0)))
+
+
+def test_an_object_that_cannot_be_read_has_no_digest() -> None:
+    assert source_digest(Unreadable()) is None
 
 
 def test_a_function_without_source_has_no_digest() -> None:

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
 from gymgate.core import codec
@@ -100,10 +100,10 @@ def source_digest(function: Any) -> str | None:
     and in a `partial`. So may keys and addresses.
     The rest of the module may change, for example the call that says how many rollouts there are.
     """
-    reader = _SourceReader(function)
     try:
+        reader = _SourceReader(function)
         reader.read("", function, mutable=True)
-    except (OSError, TypeError, RecursionError):
+    except Exception:  # an object may answer for its attributes as it likes
         return None
     return digest_of(codec.dumps(sorted(reader.texts)))
 
@@ -118,6 +118,9 @@ class _SourceReader:
             function = function.func
         self._start = inspect.unwrap(getattr(function, "__func__", function))
         self._module = _module_of(self._start)
+        is_function = isinstance(self._start, FunctionType)
+        self._set = _stored(self._start.__code__, "STORE_ATTR") if is_function else set[str]()
+        """Attributes that the callable sets as it runs."""
         self._seen: set[int] = set()
 
     def read(self, name: str, value: Any, *, mutable: bool) -> None:
@@ -159,9 +162,18 @@ class _SourceReader:
         else:
             self.read(name, type(value), mutable=False)
             classes = [base for base in type(value).__mro__ if _module_of(base) == self._module]
-            changing = {attribute for base in classes for attribute in _set_later(base)}
-            attributes = getattr(value, "__dict__", {}).items()
-            self._read_all(name, (item for item in attributes if item[0] not in changing), mutable=False)
+            changing = self._set.union(*map(_set_later, classes))
+            slots = {
+                slot
+                for base in classes
+                for slot, item in vars(base).items()
+                if isinstance(item, MemberDescriptorType)
+            }
+            attributes = {slot: getattr(value, slot) for slot in sorted(slots) if hasattr(value, slot)}
+            attributes |= getattr(value, "__dict__", {})
+            self._read_all(
+                name, (item for item in attributes.items() if item[0] not in changing), mutable=False
+            )
 
     def _read_function(self, name: str, function: FunctionType) -> None:
         """Read what a function names, its defaults, and the variables of functions around it that it does not set."""

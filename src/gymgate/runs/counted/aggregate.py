@@ -80,7 +80,7 @@ class RunTable:
     reward_parts: Sequence[str]
     """The names of all parts of rewards of rollouts that finished."""
     strange: Sequence[str]
-    """Notes on rollouts that are in two runs, or in none's plan."""
+    """Notes on rollouts that are in two runs, or in none's plan, and on runs that score one environment differently."""
     gaps: Sequence[str]
     """Notes on paths without a run, and on rollouts that are not there, which a run under way has yet to do."""
     missing_shards: Sequence[str]
@@ -183,6 +183,7 @@ def read_runs(
         strange=[
             *(note for tally in tallies for note in tally.strange_ones()),
             *(f"{overlap}; the first is taken" for overlap in overlaps),
+            *_mixed(runs),
         ],
         gaps=[*without, *(note for tally in tallies for note in tally.gaps())],
         missing_shards=[*_missing_shards(runs), *_uneven_shards(runs)],
@@ -252,6 +253,21 @@ def _refuse_other_settings(first: Run, run: Run) -> None:
 def _deciding(run: Run) -> dict[str, Any]:
     """Return the settings that runs which are read together must have in common."""
     return {"policy": run.policy, "context_overflow": context_overflow_of(run.settings)}
+
+
+def _mixed(runs: Sequence[Run]) -> Iterator[str]:
+    """Name the runs that score an environment by other settings than an earlier run, and those settings, not their values."""
+    first: dict[str, tuple[Run, dict[str, Any]]] = {}
+    for run in runs:
+        shared = {name: run.settings[name] for name in ("nemo_gym", "judges") if name in run.settings}
+        environments = run.settings.get("environments")
+        for environment in environments if isinstance(environments, list) else ():
+            name = str(environment.get("name")) if isinstance(environment, Mapping) else ""
+            scoring = {**shared, "environment": environment}
+            earlier, before = first.setdefault(name, (run, scoring))
+            if changed := differences(before, scoring):
+                names = ", ".join(dict.fromkeys(change.partition(": ")[0] for change in changed))
+                yield f"{earlier.path} and {run.path} may score {name} differently: {names} differ"
 
 
 def _read_description(path: Path) -> Run:
