@@ -66,11 +66,22 @@ def test_an_address_shows_itself_without_user_and_password() -> None:
     assert [secret.get_secret_value() for _, secret in again.logins] == [f"{USER}:{PASSWORD}"] * 2
 
 
-@pytest.mark.parametrize("url", ["ftp://{0}:{1}@host/v1", "http://{0}:{1}@"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://{0}:{1}@host/v1", "http://{0}:{1}@", "http:/{0}:{1}@host/v1", "{0}:{1}@host:8000/v1"),
+        *(f"http://{{0}}:pass{mark}{{1}}@host/v1" for mark in "/?# \t"),
+    ],
+)
 def test_an_address_that_is_refused_is_not_shown_with_its_password(url: str) -> None:
     with pytest.raises(ValidationError) as raised:
         HTTPEndpoint(base_url=url.format(USER, "password-canary"))
     assert "password-canary" not in validation_message(raised.value)
+
+
+@pytest.mark.parametrize("url", ["http://host:8000/models/m@001/v1", "https://[::1]:8000/v1?at=@"])
+def test_an_address_may_have_an_at_sign_elsewhere(url: str) -> None:
+    assert HTTPEndpoint(base_url=url).base_url == url
 
 
 async def test_each_replica_gets_its_own_login() -> None:

@@ -23,6 +23,15 @@ def split_login(url: str) -> tuple[str, str | None]:
     return address, f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
 
 
+def refuse_broken_login(url: str) -> None:
+    """Raise `ValueError`, without the text, for a URL whose password would be taken for a part of the address and shown."""
+    host, at, _ = without_login(url).partition("@")
+    if at and not re.fullmatch(r"https?://([^/?#:\s]+|\[[\da-fA-F:.]+\])(:\d*)?([/?#]\S*)?", host):
+        raise ValueError(
+            "not a URL; write http://USER:PASSWORD@host:8000/v1, and / ? # @ in them as %2F %3F %23 %40"
+        )
+
+
 def basic_authorization(login: str) -> str:
     """Return the value of the header `Authorization` for `user:password` (RFC 7617)."""
     return f"Basic {base64.b64encode(login.encode()).decode()}"

@@ -30,7 +30,7 @@ from pydantic import (
     validate_call,
 )
 
-from gymgate.core.addresses import split_login, without_login
+from gymgate.core.addresses import refuse_broken_login, split_login, without_login
 from gymgate.core.errors import ConfigError
 
 P = ParamSpec("P")
@@ -171,6 +171,8 @@ class HTTPEndpoint(Config):
         base_url, replicas = values.get("base_url"), values.get("replicas") or ()
         if isinstance(replicas, str) or not all(isinstance(url, str) for url in (base_url, *replicas)):
             return values  # refused by their fields
+        for url in (base_url, *replicas):
+            refuse_broken_login(url)
         pairs = [split_login(url) for url in (base_url, *replicas)]
         logins = {address.rstrip("/"): login for address, login in pairs if login is not None}
         if not logins:
