@@ -46,7 +46,7 @@ TICK, WARNING, UNKNOWN = "✓", "⚠", "–"
 KINDS: dict[FindingKind, tuple[str, str]] = {
     "reward differs": (
         "Recorded rewards that are not reproduced",
-        "The recorded answers were replayed through the environment's agent and scoring, and got another reward.",
+        "The recorded answers were replayed through the environment's agent and scoring, and did not get the recorded reward.",
     ),
     "reward changes": (
         "Rewards that change",
@@ -146,10 +146,11 @@ PROVEN: dict[ProbeKind, tuple[str, str]] = {
 """Title and explanation of each kind of flag, in the order of the page."""
 WITNESSES = """\
 In the next three tables, a [probe](check.md#probes) gave an answer. Each line shows the reward that it got, and that of the
-row's right answer or of its recorded one. The file and line are in the release's code. A reason (*why*) is our reading of them.
-It stands only where the command also gives counter-witnesses: answers that would earn another reward if it were false.
-*documented* is where the authors describe the behaviour; what they do not describe may be intended, too. Environments with the
-same grader share a line. Each command shows it again, in the first of them and without a model.
+row's right answer or of its recorded one. The file and line are in the release's code, or in that of a package it installs. A
+reason (*why*) is our reading of them. It stands only where the command also gives counter-witnesses: answers that would earn
+another reward if it were false. *documented* is where the authors describe the behaviour; what they do not describe may be
+intended, too. Environments with the same grader share a line. Each command shows it again, in the first of them and without a
+model.
 """
 SUSPECTED = """\
 Flags for which nobody has read the grader's code yet, or where the code means to pay. Of {read} others, {ours} were our own
