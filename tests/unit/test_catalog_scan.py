@@ -194,7 +194,7 @@ def test_unknown_data_brings_the_choices(catalog: Catalog, environment: str, nam
         catalog.find(environment).data_file(name)
 
 
-def test_the_config_decides_between_datasets_of_one_name(site: Path, catalog: Catalog) -> None:
+def test_the_default_config_decides_between_datasets_of_one_name(site: Path, catalog: Catalog) -> None:
     first, second = config("two"), config("two")
     path = "resources_servers/two/data/deep/example.jsonl"
     second["two_agent"]["responses_api_agents"]["simple_agent"]["datasets"][0]["jsonl_fpath"] = path
@@ -202,7 +202,6 @@ def test_the_config_decides_between_datasets_of_one_name(site: Path, catalog: Ca
     write_rows(site / path, ROW)
     environment = catalog.find("two")
     assert environment.data_file().name == "example"
-    assert environment.data_file(config="second").name == "deep/example"
 
 
 def test_data_goes_by_the_name_of_its_file_or_dataset(site: Path, catalog: Catalog) -> None:

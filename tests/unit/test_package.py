@@ -82,6 +82,7 @@ def modules() -> list[Path]:
 
 NAMES_NEMO_GYM = {
     "gym/inside/names.py": "all that our code imports of it",
+    "gym/inside/lean.py": "which of its files have the code that lean servers stand for",
     "gym/catalog/sandboxes.py": "where a release keeps its providers' settings",
 }
 

@@ -60,7 +60,7 @@ def whole_parts(path: Path) -> tuple[str, list[Any]]:
     """What a report of all that is there says; rollouts of a run under way are not called missing."""
     data = ReportData(50, 4)
     runs = read_runs([path], first_of_overlap=True, see=data.add, see_attempt=data.add_failure)
-    parts = orjson.loads(orjson.dumps([*report_parts(runs, data, ended=not runs.missing)]))
+    parts = orjson.loads(orjson.dumps([*report_parts(runs, data)]))
     return title_of(runs), [
         part for part in parts if not str(part.get("note")).endswith("rollouts are missing")
     ]
@@ -258,4 +258,4 @@ def test_a_part_keeps_its_key_while_the_run_grows(tmp_path: Path) -> None:
     assert before.keys() <= after.keys()
     assert all(part == after[key] for key, part in before.items() if "rollout" in part)
     added = [next(iter(part)) for key, part in after.items() if key not in before]
-    assert [kind for kind in added if kind not in ("headline", "histogram")] == ["task", "rollout"]
+    assert [kind for kind in added if kind not in ("headline", "histogram", "note")] == ["task", "rollout"]

@@ -306,9 +306,7 @@ def test_limits_come_back_from_settings(limits: RolloutLimits) -> None:
     assert RolloutLimits(**settings["limits"]) == limits
 
 
-def test_a_note_on_the_run_and_one_on_its_tasks_are_both_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_note_on_the_run_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One row has two scored rollouts and the other has one, as after an interruption or where one diverged."""
     source = tmp_path / "rows.jsonl"
     keys = rows_at(source, "one", "two")
@@ -332,4 +330,3 @@ def test_a_note_on_the_run_and_one_on_its_tasks_are_both_printed(
         finish(rescoring, end, None, ks=None, as_json=False, wide=False, note="1 diverged")
     printed = capsys.readouterr().err
     assert printed.count("1 diverged") == 1
-    assert printed.count("-k 2") == 1

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli import cli
-from gymgate.cli.metrics_tables import print_causes, print_results
+from gymgate.cli.metrics_tables import print_results
 from gymgate.cli.rollout_commands import run_output
 from gymgate.cli.texts import parse_judges
 from gymgate.core.config import HTTPEndpoint, ReplayEndpoint
@@ -126,16 +126,16 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         add(tasks, as_collected(one, number, str(number % 2)))
     rows = summary_rows(tasks)
     print_results(rows, replayed=False)
-    print_causes(progress.tasks.counts.causes)
-    out, err = capsys.readouterr()
-    head, a, b, whole = out.splitlines()
+    out, _ = capsys.readouterr()
+    head, a, b, whole, account = out.splitlines()
     counts = ["environment", "rollouts", "failed", "masked", "unscored", "truncated"]
-    assert head.split() == [*counts, "tasks", "mean", "±", "se", "pass@1"]
-    assert a.split() == ["a", "3", "1", "2", "0", "0", "0/2", "-", "-"]
-    assert b.split() == ["b", "4", "0", "0", "1", "1", "2", "0.667", "±0.444", "0.500"]
+    bounds = ["if", "failed", "0", "to", "1"]
+    assert head.split() == [*counts, "tasks", "scored", "tasks", "mean", "±", "se", *bounds, "pass@1"]
+    assert a.split() == ["a", "3", "1", "2", "0", "0", "2", "0", "-", "-", "-"]
+    assert b.split() == ["b", "4", "0", "0", "1", "1", "2", "2", "0.667", "±0.444", "-", "0.500"]
     assert whole.split()[:2] == ["all", "7"]
     reasons = {"masked: judge_failed 404 at http://h:1/v1": 2, "PolicyError: 401 no key": 1}
-    assert err.splitlines() == [f"{count} x {reason}" for reason, count in reasons.items()]
+    assert account == "7 rollouts: 2 right, 1 wrong, 1 unscored, 2 masked; 1 failed (policy 1)"
     run: Any = SimpleNamespace(
         progress=progress, replayed=False, directory=None, plan=SimpleNamespace(invalid=())
     )

@@ -51,7 +51,7 @@ def test_what_is_hostile_is_text_of_bounded_size(tmp_path: Path) -> None:
     assert {*Parsed(html).tags} == {"div", "table", "thead", "tbody", "tr", "th", "td", "p"}
     assert Parsed(html).attributes == []
     html.encode()
-    many = [dict.fromkeys(("environment", "tasks", "rollouts"), "x" * 10_000)] * 10_000
+    many = [dict.fromkeys(("environment", "tasks", "rollouts", "account"), "x" * 10_000)] * 10_000
     notes = ["n" * 10_000] * 10_000
     for row in many:
         row |= dict.fromkeys(("failed", "masked", "unscored", "truncated", "overflowed"), 0)

@@ -19,7 +19,6 @@ from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, StackConfig
 from gymgate.core.errors import ConfigError
 from gymgate.stack.client import identity
 from gymgate.stack.client.identity import identity_of
-from gymgate.stack.daemon.destinations import Destination
 from gymgate.stack.daemon.lease_holder import LeaseHolder
 from gymgate.stack.daemon.process import Daemon
 from gymgate.stack.paths import salt
@@ -234,16 +233,11 @@ async def test_a_connection_uses_the_judges_that_it_brought(tmp_path: Path) -> N
             gateway = SimpleNamespace(open=lambda policy, **given: given, prepare=lambda endpoint: endpoint)
             return SimpleNamespace(gateway=gateway)
 
-    run = {"policy": endpoint_to_wire(HTTPEndpoint(base_url="http://p/v1")), "rollout_id": "r", "limits": {}}
-    run["record_bodies"] = True
     with socket.socket() as listener:
         daemon = Up(listener, tmp_path / "s.sock", tmp_path, os.getpid())
         holders = [LeaseHolder(daemon), LeaseHolder(daemon)]
         for key, holder in zip("ab", holders, strict=True):
             await holder.hello({"protocol": PROTOCOL, "config": stack_to_wire(judged(api_key=key))}, b"")
         await asyncio.sleep(0)
-        opened: list[Any] = [
-            holder._open(run, Destination("a", "a", "url", frozenset())) for holder in holders
-        ]
-        used = [given["judges"]["judge"] for given in opened]
+        used: list[Any] = [holder._prepared_judges()["judge"] for holder in holders]
         assert [judge.api_key.get_secret_value() for judge in used] == ["a", "b"]

@@ -189,7 +189,7 @@ class _Preparation:
             self.progress(f"bad row: {line}")
         if fails:
             raise DataError(
-                f"{self.name}: {self.bad_rows} rows cannot run\n  {self.bad[0]}\n  --skip-bad leaves such rows out"
+                f"{self.name}: {self.bad_rows} rows cannot run, the first: {self.bad[0]}; --skip-bad leaves such rows out"
             )
         if self.bad_rows:
             self.progress(f"{self.bad_rows} bad rows left out")
