@@ -333,8 +333,8 @@ def test_a_checkout_runs_its_own_scripts(hub: Hub, tmp_path: Path) -> None:
 
 def test_raw_rows_of_ones_own(hub: Hub, tmp_path: Path) -> None:
     raw, prompt = tmp_path / "raw.jsonl", tmp_path / "prompt.yaml"
-    raw.write_text('{"problem": "1 + 1?", "expected_answer": "2"}\n\n{"question": "2 + 2?"}\n')
-    prompt.write_text("system: Be brief.\nuser: 'Solve: {problem}'\n")
+    raw.write_text('{"question": "1 + 1?", "expected_answer": "2"}\n\n{"problem": "2 + 2?"}\n')
+    prompt.write_text("system: Be brief.\nuser: 'Solve: {question}'\n")
     with upstream_in_thread(answering({"/v1/models": {"data": [{"id": "any"}]}})) as policy:
         refused = gymgate("run", "math_with_judge", "--data", str(raw), "-b", policy.url, "-m", "any")
     assert refused.returncode == 1
@@ -355,11 +355,9 @@ def test_raw_rows_of_ones_own(hub: Hub, tmp_path: Path) -> None:
     done = gymgate(*command)
     assert done.returncode == 1
     assert "raw.jsonl:3: " in done.stderr
-    assert "'problem'" in done.stderr
+    assert "'question'" in done.stderr
     done = gymgate(*command, "--skip-bad", "--split", "validation")
     assert done.returncode == 0, done.stderr
-    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert "question" in warning, "which NeMo Gym's schema of the task requires"
     (row,) = open_rows(str(out / "validation.jsonl"), environment=None)
     messages = [
         (message["role"], message["content"]) for message in row.data["responses_create_params"]["input"]
