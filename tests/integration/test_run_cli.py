@@ -179,7 +179,7 @@ def test_code_of_a_model_is_warned_of_before_a_start(name: str, warned: bool) ->
         policy = HTTPEndpoint(base_url=url, model="m")
         spec = RunSpec(stack=StackConfig(environments=(name,)), policy=policy)
         prepare(spec, output=None, shard=(1, 1), rerun_failed=False, log=said.append)
-    assert any("without a sandbox" in line for line in said) == warned
+    assert any("with your rights" in line for line in said) == warned
 
 
 @pytest.mark.heavy
