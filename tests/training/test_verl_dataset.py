@@ -77,9 +77,9 @@ def test_what_gymgate_data_prepare_leaves_is_read(tmp_path: Path) -> None:
     """Raw rows put to a prompt, each for its agent."""
     raw, prompt = tmp_path / "raw.jsonl", tmp_path / "prompt.yaml"
     raw.write_text(
-        "".join(json.dumps({"problem": f"{n} + 1?", "expected_answer": n + 1}) + "\n" for n in range(3))
+        "".join(json.dumps({"question": f"{n} + 1?", "expected_answer": f"{n + 1}"}) + "\n" for n in range(3))
     )
-    prompt.write_text("system: Be brief.\nuser: 'Solve: {problem}'\n")
+    prompt.write_text("system: Be brief.\nuser: 'Solve: {question}'\n")
     environment = EnvironmentConfig(name="math_with_judge")
     prepare_data(PrepareConfig(environment=environment, input=str(raw), prompt=str(prompt)), tmp_path / "out")
     dataset = made(str(tmp_path / "out" / "train.jsonl"))
@@ -87,7 +87,7 @@ def test_what_gymgate_data_prepare_leaves_is_read(tmp_path: Path) -> None:
     item = dataset[2]
     assert [message["content"] for message in item["raw_prompt"]] == ["Be brief.", "Solve: 2 + 1?"]
     assert item["data_source"] == "math_with_judge_simple_agent"
-    assert json.loads(item["nemo_gym_row"])["expected_answer"] == 3
+    assert json.loads(item["nemo_gym_row"])["expected_answer"] == "3"
 
 
 def test_a_row_is_kept_whole(own_rows: str) -> None:
