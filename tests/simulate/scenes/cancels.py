@@ -9,7 +9,7 @@ from unittest import mock
 
 import simloom
 from invariants import Ledger, within
-from parts import HTTPEndpoint, Lease, LeaseHolder, RolloutLimits, Stack, daemon_module
+from parts import HTTPEndpoint, LeaseHolder, RolloutLimits, Stack, daemon_module
 from universes import Scene
 
 from scenes.daemons import Daemons
@@ -164,9 +164,7 @@ async def play(world: Any, ledger: Ledger) -> None:
             await run(stack, name, TIMEOUT_S)
 
     async def use(own: str) -> None:
-        stack = await Stack._open(
-            config, lambda: daemons.take(config), Lease.goodbye, reconnect=bool(simloom.draw("reconnects", 2))
-        )
+        stack = await daemons.open_stack(config)
         try:
             async with asyncio.TaskGroup() as rollouts:
                 for number in range(ROLLOUTS):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import simloom
-from parts import Daemon, Lease, StackConfig, StackLostError, daemon_module
+from parts import Daemon, Lease, Stack, StackConfig, StackLostError, daemon_module
 
 from scenes.faults import seconds
 
@@ -63,6 +63,11 @@ class Daemons:
     @property
     def latest(self) -> SimulatedDaemon | None:
         return self.all[-1] if self.all else None
+
+    async def open_stack(self, config: StackConfig) -> Stack:
+        """Open a stack as a client does; one that loses its daemon connects again, or does not."""
+        reconnects = bool(simloom.draw("reconnects", 2))
+        return await Stack._open(config, lambda: self.take(config), Lease.goodbye, reconnect=reconnects)
 
     async def take(self, config: StackConfig) -> Lease:
         """Connect to the daemon, which is started if none answers, and take a lease on its stack."""

@@ -10,10 +10,11 @@ from typing import Any
 import simloom
 from aiohttp import web
 from invariants import Ledger, within
-from parts import Gateway, HTTPClient, HTTPEndpoint, HTTPFailure, Request, codec
+from parts import HTTPClient, HTTPEndpoint, HTTPFailure, Request, codec
 from universes import Scene
 
 from scenes.faults import ended, happen, seconds
+from scenes.gateways import gateway_on
 
 ROLLOUTS, TURNS = 3, 4
 PORT = 8000
@@ -99,33 +100,19 @@ async def play(world: Any, ledger: Ledger) -> None:
 
     serving = [host.spawn(lambda name=host.name: serve(name)) for host in policies]
     await asyncio.sleep(0.01)
-    gateway, opened, entered, done = Gateway(), list[Any](), asyncio.Event(), asyncio.Event()
-
-    async def serve_gateway() -> None:
-        async with gateway:
-            entered.set()
-            await done.wait()
-
-    serving_gateway = inside.spawn(serve_gateway)
-    await entered.wait()
-    tasks = {agents.spawn(lambda own=host.name: roll_out(own, opened)): agents for host in policies}
-    await happen(
-        {
-            "agents' connections reset": lambda: world.net.reset_connections(agents, inside),
-            "policy 0's connections reset": reset_policy(0),
-            "policy 1's connections reset": reset_policy(1),
-        },
-        most=6,
-        over_s=15.0,
-    )
-    await ended(tasks)
-    ledger.left |= {
-        "routes": lambda: len(gateway.routes),
-        "calls under way": lambda: sum(gateway.in_flight.values()),
-        "connections to policies": lambda: len(gateway._client._open),
-    }
-    done.set()
-    await serving_gateway
+    opened = list[Any]()
+    async with gateway_on(inside, ledger) as gateway:
+        tasks = {agents.spawn(lambda own=host.name: roll_out(own, opened)): agents for host in policies}
+        await happen(
+            {
+                "agents' connections reset": lambda: world.net.reset_connections(agents, inside),
+                "policy 0's connections reset": reset_policy(0),
+                "policy 1's connections reset": reset_policy(1),
+            },
+            most=6,
+            over_s=15.0,
+        )
+        await ended(tasks)
     for task in serving:
         task.cancel()
     await asyncio.wait(serving)

@@ -16,11 +16,9 @@ import simloom
 from invariants import Ledger, within
 from parts import (
     GymgateError,
-    Lease,
     LeaseHolder,
     Reply,
     RolloutLimits,
-    Stack,
     StackConfig,
     StackLostError,
     StackStartError,
@@ -141,12 +139,7 @@ async def play(world: Any, ledger: Ledger, *, come_back: bool = False) -> None:
 
         await asyncio.sleep(seconds("start of a client", 8.0))
         try:
-            stack = await Stack._open(
-                config,
-                lambda: daemons.take(config),
-                Lease.goodbye,
-                reconnect=bool(simloom.draw("reconnects", 2)),
-            )
+            stack = await daemons.open_stack(config)
         except GymgateError as error:
             if not happened and not isinstance(error, StackStartError):
                 raise

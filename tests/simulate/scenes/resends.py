@@ -8,11 +8,12 @@ from typing import Any
 
 import simloom
 from invariants import Ledger
-from parts import Gateway, HTTPClient, HTTPEndpoint, HTTPFailure, Request, StreamTimes, codec
+from parts import HTTPClient, HTTPEndpoint, HTTPFailure, Request, StreamTimes, codec
 from universes import Scene
 
 from scenes.faults import ended, happen, one_of, seconds
 from scenes.gateway import attempts_of
+from scenes.gateways import gateway_on
 from scenes.speech import answer_in, answer_of, question_in, question_of
 from scenes.web import serve
 
@@ -123,37 +124,21 @@ async def play(world: Any, ledger: Ledger) -> None:
         for host in policies
     ]
     await asyncio.sleep(0.01)
-    gateway, entered, done = (
-        Gateway(stream_times=StreamTimes(hold_s=0.7, ping_s=0.3)),
-        asyncio.Event(),
-        asyncio.Event(),
-    )
-
-    async def serve_gateway() -> None:
-        async with gateway:
-            entered.set()
-            await done.wait()
-
-    serving_gateway = inside.spawn(serve_gateway)
-    await entered.wait()
-    tasks = {agents.spawn(lambda host=host: roll_out(host.name, dialects[host])): agents for host in policies}
-    await happen(
-        {
-            "agents' connections reset": lambda: world.net.reset_connections(agents, inside),
-            "policy 0's connections reset": reset_policy(0),
-            "policy 1's connections reset": reset_policy(1),
-        },
-        most=6,
-        over_s=12.0,
-    )
-    await ended(tasks)
-    ledger.left |= {
-        "routes": lambda: len(gateway.routes),
-        "calls under way": lambda: sum(gateway.in_flight.values()),
-        "connections to policies": lambda: len(gateway._client._open),
-    }
-    done.set()
-    await serving_gateway
+    times = StreamTimes(hold_s=0.7, ping_s=0.3)
+    async with gateway_on(inside, ledger, stream_times=times) as gateway:
+        tasks = {
+            agents.spawn(lambda host=host: roll_out(host.name, dialects[host])): agents for host in policies
+        }
+        await happen(
+            {
+                "agents' connections reset": lambda: world.net.reset_connections(agents, inside),
+                "policy 0's connections reset": reset_policy(0),
+                "policy 1's connections reset": reset_policy(1),
+            },
+            most=6,
+            over_s=12.0,
+        )
+        await ended(tasks)
     for task in serving:
         task.cancel()
     await asyncio.wait(serving)

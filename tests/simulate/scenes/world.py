@@ -15,7 +15,6 @@ from invariants import Ledger, within
 from parts import (
     GymgateError,
     HTTPEndpoint,
-    Lease,
     RolloutLimits,
     Stack,
     StackLostError,
@@ -128,12 +127,7 @@ async def play(world: Any, ledger: Ledger) -> None:
     async def use(own: str) -> None:
         await asyncio.sleep(seconds("start of a client", 6.0))
         try:
-            stack = await Stack._open(
-                config,
-                lambda: daemons.take(config),
-                Lease.goodbye,
-                reconnect=bool(simloom.draw("reconnects", 2)),
-            )
+            stack = await daemons.open_stack(config)
         except GymgateError as error:
             if not (losses or isinstance(error, StackStartError)):
                 raise
