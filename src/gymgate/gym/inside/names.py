@@ -24,6 +24,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "SimpleServer": ("nemo_gym.server_runtime.base_server", "nemo_gym.server_utils"),
     "TaskDataSchemaError": ("nemo_gym.data.task_data", "nemo_gym.task_data"),
     "TaskDataValidator": ("nemo_gym.data.task_data", "nemo_gym.task_data"),
+    "legacy_metadata_fields": ("nemo_gym.data.task_data", "nemo_gym.task_data"),
     "normalize_task_fields": ("nemo_gym.data.task_data", "nemo_gym.task_data"),
     "apply_prompt_to_row": ("nemo_gym.data.prompt", "nemo_gym.prompt"),
     "configure_telemetry_env": ("nemo_gym.telemetry.setup",),

@@ -6,7 +6,7 @@ import csv
 import difflib
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,18 +40,15 @@ class RowWriter:
         What NeMo Gym's schema objects to is a warning, as it is there, but makes a row of the user's own file a bad one.
         """
         self.events.step(f"{source.name}: checking rows")
-        prompt, schema = self._prompt(source), self._schema(source)
+        prompt, (check, report) = self._prompt(source), self._check(source)
         rows, bad = 0, dict[str, list[int]]()
         for number, line in _lines(path):
             try:
                 row = ready_row(line, prompt, agent_prompts=self._agent_prompts, renamed=self._renamed)
-                if schema is not None and self._is_own:
-                    _refuse_objection(row, schema)
+                check(number, row)
             except ValueError as error:
                 bad.setdefault(" ".join(str(error).split()), []).append(number)
                 continue
-            if schema is not None:
-                schema.validate_row(number, row)
             row["agent_ref"] = {"type": AGENTS, "name": source.agent or self._agent_in(row)}
             out.write(json.dumps(row) + "\n")
             rows += 1
@@ -65,7 +62,7 @@ class RowWriter:
             agent=source.agent,
             repeats=int(source.dataset.get("num_repeats") or 1),
             prompt=str(source.dataset["prompt_config"]) if prompt is not None else None,
-            warning=schema.report.summary() if schema is not None and schema.report.error_rows else None,
+            warning=report.summary() if report is not None and report.error_rows else None,
             rows=rows,
             bad=sum(map(len, bad.values())),
         )
@@ -92,17 +89,26 @@ class RowWriter:
             )
             raise refusal("ConfigError", problem) from error
 
-    def _schema(self, source: RawSource) -> Any:
-        """NeMo Gym's check of the fields that a verifier reads; `None` if there is none for this server."""
-        kind, _, type_ = (source.server or self.declared.server_of(self._default)).partition("/")
-        directory = gym_symbol("find_server_dir")(type_, base_folder=kind)
+    def _check(self, source: RawSource) -> tuple[Callable[[int, dict[str, Any]], None], Any]:
+        """Return NeMo Gym's check of the fields that a server reads in a row, given its line, and the report that it adds to.
+
+        The check of the user's own rows refuses them instead, and there may be no schema: then there is no report.
+        """
+        kind, _, server = (source.server or self.declared.server_of(self._default)).partition("/")
+        directory = gym_symbol("find_server_dir")(server, base_folder=kind)
         try:
-            adapter = gym_symbol("load_task_data_schema")(directory) if directory is not None else None
+            schema = gym_symbol("load_task_data_schema")(directory) if directory is not None else None
         except gym_symbol("TaskDataSchemaError"):
-            return None  # it imports packages that only the server's environment has
-        if adapter is None:
-            return None
-        return gym_symbol("TaskDataValidator")(server_name=type_, adapter=adapter, dataset_fpath=source.name)
+            schema = None  # it imports packages that only the server's environment has
+        if schema is None:
+            return lambda line, row: None, None
+        if self._is_own:
+            nested = gym_symbol("legacy_metadata_fields")(schema)
+            return lambda line, row: _refuse_objection(row, schema, nested), None
+        validator = gym_symbol("TaskDataValidator")(
+            server_name=server, adapter=schema, dataset_fpath=source.name
+        )
+        return validator.validate_row, validator.report
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -117,11 +123,12 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from ((number, line) for number, line in enumerate(lines, 1) if not line.isspace())
 
 
-def _refuse_objection(row: dict[str, Any], schema: Any) -> None:
-    """Raise `ValueError` with what NeMo Gym's schema objects to in a row: fields that the server needs, and where it looks."""
+def _refuse_objection(row: dict[str, Any], schema: Any, nested: Set[str]) -> None:
+    """Raise `ValueError` with what NeMo Gym's schema objects to in a row: a field that is not there, or that the server looks for
+    in `verifier_metadata` (`nested`)."""
     fields, _ = gym_symbol("normalize_task_fields")(row)
     try:
-        schema._adapter.validate_python(fields)
+        schema.validate_python(fields)
     except ValueError as error:
         problems = error.errors() if hasattr(error, "errors") else []
         missing = {str(problem["loc"][-1]) for problem in problems if problem["type"] == "missing"}
@@ -129,7 +136,7 @@ def _refuse_objection(row: dict[str, Any], schema: Any) -> None:
             raise ValueError(_first_problem(error)) from None
         raise ValueError(_missing(sorted(missing), fields)) from None
     place = row.get(METADATA)
-    misplaced = (row.keys() & schema._legacy_fields) - {*(place if isinstance(place, dict) else ())}
+    misplaced = (row.keys() & nested) - {*(place if isinstance(place, dict) else ())}
     if misplaced:
         names = ", ".join(map(repr, sorted(misplaced)))
         raise ValueError(f"the server looks for {names} in the row's {METADATA!r}, not at its top level")
