@@ -46,6 +46,7 @@ def print_results(
 
 def log_accepted(rows: Rows, release: str | None = None) -> None:
     """Print what graders accept that found no answer in more than a third of the rollouts, as `gymgate info` does."""
+    from gymgate.quality.record.findings import right_answer
     from gymgate.quality.record.storage import shipped_record
 
     for row in rows:
@@ -54,9 +55,7 @@ def log_accepted(rows: Rows, release: str | None = None) -> None:
             continue
         version = release or RuntimeConfig().version
         records = [record for kind in PACKAGED_KINDS if (record := shipped_record(kind, name, version))]
-        accepted = next(
-            (str(record.oracle) for record in records if record.oracle), f"see gymgate info {name}"
-        )
+        accepted = next(filter(None, map(right_answer, records)), f"see gymgate info {name}")
         log(f"{name}: no answer found in {count} of {row['rollouts']} rollouts; right answer: {accepted}")
 
 
