@@ -6,6 +6,7 @@ import asyncio
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -143,15 +144,7 @@ def command(
         )
         if worst is not None:
             echo()
-            lowest = sorted(filter(Task.rewards, collected.ordered()), key=lambda task: fmean(task.rewards()))
-            print_table(
-                ("task", "mean reward", "rewards"),
-                (
-                    (task.name, f"{fmean(rewards):.3f}", ", ".join(f"{reward:.4g}" for reward in rewards))
-                    for task in lowest[:worst]
-                    if (rewards := task.rewards())
-                ),
-            )
+            _print_lowest(collected.ordered(), worst)
         if prices:
             print_costs(usage, wide=wide, markdown=markdown)
         log_accepted(metrics, table.runs[0].settings.get("nemo_gym"))
@@ -160,6 +153,19 @@ def command(
     if complete and (reasons := [*table.missing, *_why_incomplete(table, metrics)]):
         log(f"--complete: {'; '.join(reasons)}")
         raise click.exceptions.Exit(1)
+
+
+def _print_lowest(tasks: Sequence[Task], count: int) -> None:
+    """Print the tasks with the lowest mean reward of those that have one, the lowest first, and their rewards."""
+    scored = [(fmean(rewards), task.name, rewards) for task in tasks if (rewards := task.rewards())]
+    lowest = nsmallest(count, scored, key=lambda row: row[0])
+    print_table(
+        ("task", "mean reward", "rewards"),
+        [
+            (name, f"{mean:.3f}", ", ".join(f"{reward:.4g}" for reward in rewards))
+            for mean, name, rewards in lowest
+        ],
+    )
 
 
 def _why_incomplete(table: RunTable, metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:

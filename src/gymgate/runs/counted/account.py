@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Literal
 
 from gymgate.rollouts import Outcome
@@ -179,5 +178,5 @@ def notes_on(collected: CollectedTasks) -> Iterator[str]:
 
 
 def _named(tasks: Sequence[Task]) -> str:
-    names = ", ".join(task.name for task in islice(tasks, SHOWN_TASKS))
+    names = ", ".join(task.name for task in tasks[:SHOWN_TASKS])
     return names if len(tasks) <= SHOWN_TASKS else f"{names} and {len(tasks) - SHOWN_TASKS} more tasks"
