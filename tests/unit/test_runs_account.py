@@ -123,6 +123,14 @@ def test_failed_as_0_counts_failures_in_a_table_an_export_and_a_comparison(tmp_p
     assert (compared["pairs"], compared["left_out"], compared["second"]) == (3, 0, pytest.approx(1 / 3))
 
 
+@pytest.mark.parametrize("form", ["atif", "gym", "inspect", "jsonl", "traces"])
+def test_failed_as_is_refused_where_failures_are_not_written(tmp_path: Path, form: str) -> None:
+    run = write_run(tmp_path / "run", [line(0, 0, 1.0)], failures=[failure(1, 0)])
+    words = ["export", str(run), "--to", form, "-o", str(tmp_path / "x"), "--failed-as", "0"]
+    done = CliRunner().invoke(cli, words)
+    assert "--failed-as counts failures" in str(done.exception)
+
+
 def test_the_worst_tasks_are_printed_below_the_table(tmp_path: Path) -> None:
     lines = [line(key, repeat, float(repeat < key)) for key in range(3) for repeat in range(2)]
     run = write_run(tmp_path / "run", lines, failures=[failure(3, 0)])

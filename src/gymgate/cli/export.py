@@ -76,6 +76,8 @@ def command(
         raise ConfigError(f"--keep selects rows: it needs --to rows, not --to {form}")
     if order != "input" and form != "rows":
         raise ConfigError(f"--order sorts rows: it needs --to rows, not --to {form}")
+    if failed_as is not None and form not in ("dataset", "rows"):
+        raise ConfigError(f"--failed-as counts failures: it needs --to dataset or rows, not --to {form}")
     table = read_runs(runs, first_of_overlap=overlap == "first", failed_as=failed_as)
     if form in ("atif", "gym", "rows") and (files := [run.path for run in table.runs if run.is_file]):
         raise ConfigError(
