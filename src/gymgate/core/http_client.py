@@ -572,7 +572,7 @@ _NO_KNOWN_CA = (18, 19, 20, 21)
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Trust the system's certificates or `SSL_CERT_FILE`'s, and `REQUESTS_CA_BUNDLE`'s.
+    """Trust what OpenSSL does, whose file of certificates `SSL_CERT_FILE` replaces, and `REQUESTS_CA_BUNDLE`'s.
 
     Raises `UnreachableError` for a file that cannot be read, which OpenSSL would take for an empty one.
     """
