@@ -46,6 +46,7 @@ class Scripted:
     plan = SimpleNamespace(
         destination=lambda name, taskset: Destination("agent", "agent", "body", frozenset()),
         untrainable=lambda agent: None,
+        packaged_graders={},
     )
     tasksets: frozenset[str] = frozenset()
     judges: frozenset[str] = frozenset()

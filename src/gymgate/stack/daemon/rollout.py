@@ -258,7 +258,7 @@ class RolloutRun:
             self.fields = self._interpreted(answer, self.route.truncated)
             if "error" not in self.fields:
                 self.fields |= results.measurement_fields(answer, self.row, METADATA_KEY)
-                grader = self.environment.graders.get(self.server)
+                grader = self.environment.plan.packaged_graders.get(self.server)
                 self.fields["answer_found"] = answer_found(grader, answer)
 
     def _answer(self, body: bytes) -> dict[str, Any] | EpisodeFailure | None:

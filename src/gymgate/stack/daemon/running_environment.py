@@ -174,11 +174,6 @@ class RunningEnvironment:
         return self._plan.agents if self._plan else {}
 
     @property
-    def graders(self) -> Mapping[str, str]:
-        """Packaged resources servers, by what works with them; empty until the config is read: see `EnvironmentPlan`."""
-        return self._plan.packaged_graders if self._plan else {}
-
-    @property
     def row_targets(self) -> Mapping[str, str]:
         """The names that rows may have, with their implementations; empty until the config is read."""
         return self._plan.row_targets if self._plan else {}
