@@ -28,6 +28,7 @@ from support.upstream import Seen, chat_answer, drop, responses_answer, upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 OVERFLOW = {"error": {"message": "This model's maximum context length is 32768 tokens"}}
+PLAN = SimpleNamespace(packaged_graders={})
 SCORED = {"reward": 0.5, "response": responses_answer()}
 
 Agent = Callable[["Scene"], Awaitable[web.StreamResponse]]
@@ -52,7 +53,7 @@ class Scene:
             return response.status
 
     async def run(self, owner: str | None = None) -> dict[str, Any]:
-        environment: Any = SimpleNamespace(name="e", agents={"solver": "simple_agent"}, graders={})
+        environment: Any = SimpleNamespace(name="e", agents={"solver": "simple_agent"}, plan=PLAN)
         running = RolloutRun(environment, "solver", b"{}", self.route, 20.0, self.started, owner)
         async with new_client() as client:
             await running.post(client, f"{self.url}/run")
@@ -84,7 +85,7 @@ class Servers:
 
     name = "e"
     agents: dict[str, str] = {"solver": "simple_agent"}  # noqa: RUF012
-    graders: dict[str, str] = {}  # noqa: RUF012
+    plan = PLAN
     agent_processes: frozenset[str] = frozenset()
     judges: frozenset[str] = frozenset()
 
@@ -211,7 +212,7 @@ async def test_a_row_makes_room_for_the_next_once_its_server_is_heard_of(
         return web.json_response(SCORED)
 
     async with scene(agent) as played, new_client() as client:
-        environment: Any = SimpleNamespace(name="e", agents={"solver": "simple_agent"}, graders={})
+        environment: Any = SimpleNamespace(name="e", agents={"solver": "simple_agent"}, plan=PLAN)
         running = RolloutRun(environment, "solver", b"{}", played.route, timeout_s=20.0)
         stack: Any = SimpleNamespace(client=client, unheard=places)
         await running.post_in_turn(stack, f"{played.url}/run")
