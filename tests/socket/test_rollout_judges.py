@@ -58,7 +58,9 @@ async def rollout(
 
 async def outcome_of(agent: Any, route: Route) -> dict[str, Any]:
     async with upstream(agent) as serving, new_client() as client:
-        environment: Any = SimpleNamespace(name="e", agents={"a": "simple_agent"}, graders={})
+        environment: Any = SimpleNamespace(
+            name="e", agents={"a": "simple_agent"}, plan=SimpleNamespace(packaged_graders={})
+        )
         running = RolloutRun(environment, "a", b"{}", route, timeout_s=60)
         await running.post(client, f"{serving.url}/run")
         return running.fields
