@@ -7,6 +7,7 @@ syntax, so line numbers, line breaks, quotes and comments do not matter. `...` i
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def mutated(source: str, at: str, find: str, put: str, match: int | None = None)
     `match` chooses one of several occurrences, from 1. Raises `NotLocatedError` if there is none, or several without `match`.
     """
     wanted, replacement = _parsed(find, put)
-    scopes = list(_scopes(ast.parse(source), at.partition(":")[2].split(".")))
+    scopes = list(_scopes(_tree(source), at.partition(":")[2].split(".")))
     if not scopes:
         raise NotLocatedError(f"{at} does not exist")
     nodes = (node for scope in scopes for node in ast.walk(scope))
@@ -43,6 +44,11 @@ def mutated(source: str, at: str, find: str, put: str, match: int | None = None)
         raise NotLocatedError(f"{at} contains {find!r} {len(found)} times; match = {match} is none of them")
     node = sorted(found, key=lambda each: (each.lineno, each.col_offset))[(match or 1) - 1]
     return _replaced(source, node, replacement)
+
+
+@functools.lru_cache
+def _tree(source: str) -> ast.Module:
+    return ast.parse(source)
 
 
 def _parsed(find: str, put: str) -> tuple[ast.AST, ast.AST]:
@@ -99,9 +105,9 @@ def _replaced(source: str, node: ast.expr | ast.stmt, replacement: ast.AST) -> s
     text = f"({text})" if isinstance(node, ast.expr) else text.replace("\n", "\n" + " " * node.col_offset)
     result = (before + text.encode() + after).decode()
     try:
-        changed = ast.dump(ast.parse(result)) != ast.dump(ast.parse(source))
+        ast.parse(result)
     except SyntaxError as error:
         raise NotLocatedError(f"the mutation is no Python: {error}") from error
-    if not changed:
+    if ast.unparse(node) == ast.unparse(replacement):
         raise NotLocatedError("the mutation changes nothing")
     return result

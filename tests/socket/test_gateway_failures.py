@@ -389,6 +389,31 @@ async def test_a_callables_fault_is_said(case: str) -> None:
         assert route.failure is not None
 
 
+@pytest.mark.parametrize("end", ["answered", "failed", "cancelled"])
+async def test_a_call_says_how_often_it_was_repeated_however_it_ends(end: str) -> None:
+    """Each of its requests may have been paid for."""
+    asked_again = asyncio.Event()
+
+    async def script(seen: Seen) -> web.Response:
+        if len(policy.seen) > 1 and end == "answered":
+            return web.json_response(chat_answer())
+        if len(policy.seen) > 1 and end == "cancelled":
+            asked_again.set()
+            await asyncio.Event().wait()
+        return web.json_response({}, status=503)
+
+    async with upstream(script) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint(max_retries=1))
+        asking = asyncio.create_task(ask(route))
+        if end == "cancelled":
+            await asked_again.wait()
+            await route.close()
+        await asking
+        assert len(policy.seen) == 2
+        (call,) = route.calls
+        assert call.details["retries"] == 1
+
+
 async def test_logs_hold_no_keys(caplog: pytest.LogCaptureFixture) -> None:
     async def script(seen: Seen) -> web.Response:
         return web.json_response({"error": f"bad key {seen.headers['Authorization']}"}, status=401)

@@ -77,7 +77,9 @@ async def test_a_rate_limit_that_has_passed_is_over_and_each_call_has_a_key_of_i
 
     async with upstream(busy_once) as api, HTTPClient() as client:
         backend = HTTPBackend(endpoint(api), client)
-        assert (await backend.call(BODY)).retries == 1
+        noted: list[int] = []
+        await backend.call(BODY, note=noted.append)
+        assert noted == [0, 1]
         assert backend.rate_limit is None
         await backend.call(BODY)
     keys = [seen.headers["Idempotency-Key"] for seen in api.seen]

@@ -18,6 +18,7 @@ from aiohttp import web
 from gymgate.core import codec
 from gymgate.core.config import Dialect, RolloutLimits
 from gymgate.core.errors import ServerDiedError
+from gymgate.core.retrying import Note, unnoted
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
@@ -315,7 +316,12 @@ class Broken:
     dialect: Dialect = "chat"
 
     async def call(
-        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+        self,
+        body: dict[str, Any],
+        *,
+        raw: bytes | None = None,
+        session: str | None = None,
+        note: Note = unnoted,
     ) -> BackendAnswer:
         raise ZeroDivisionError("a mistake")
 

@@ -50,7 +50,7 @@ async def test_the_first_retries_may_be_made_at_once(monkeypatch: pytest.MonkeyP
         return retries
 
     monkeypatch.setattr(retrying.asyncio, "sleep", pause)
-    assert await retrying.with_retries(attempt, 1, at_once=2) == (3, 3)
+    assert await retrying.with_retries(attempt, 1, at_once=2) == 3
     assert len(paused) == 1
     assert 0.25 <= paused[0] <= 0.5
 

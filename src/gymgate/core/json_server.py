@@ -23,10 +23,12 @@ from gymgate.core.http_client import (
 )
 from gymgate.core.retrying import (
     RATE_LIMITED,
+    Note,
     Retryable,
     is_quota_used_up,
     is_retried,
     retry_after_s,
+    unnoted,
     with_retries,
 )
 
@@ -54,7 +56,6 @@ class JSONAnswer(NamedTuple):
     raw: bytes
     """The bytes of exactly this body."""
     status: int
-    retries: int
 
 
 @dataclass(eq=False, repr=False)
@@ -76,20 +77,22 @@ class JSONServer:
     rate_limit: PolicyError | None = None
     """The last answer of all, if it was a 429."""
 
-    async def post(self, client: HTTPClient, payload: bytes, headers: Mapping[str, str]) -> JSONAnswer:
-        """Return the answer to `payload`. Retries say so in a header, as the OpenAI SDK's do.
+    async def post(
+        self, client: HTTPClient, payload: bytes, headers: Mapping[str, str], note: Note = unnoted
+    ) -> JSONAnswer:
+        """Return the answer to `payload`. Retries say so in a header, as the OpenAI SDK's do; see `Note` for `note`.
 
         Raises `PolicyError` for every failure, with the status code, where the server gave one.
         """
-        attempt = functools.partial(self._attempt, client, payload, headers)
-        response, retries = await with_retries(attempt, self.max_retries, rate_limit_s=self.rate_limit_s)
+        attempt = functools.partial(self._attempt, client, payload, headers, note)
+        response = await with_retries(attempt, self.max_retries, rate_limit_s=self.rate_limit_s)
         try:
             body, raw = codec.parse_bounded(response.body)
         except codec.TooLargeError as error:
             raise self.error(f"answered a body that {error}", response.status) from error
         except ValueError as error:
             raise self.error(f"answered {self._described(response, error)}", response.status) from error
-        return JSONAnswer(body, raw, response.status, retries)
+        return JSONAnswer(body, raw, response.status)
 
     def error(self, what: str, status: int) -> PolicyError:
         """Make the error for an answer that cannot be used."""
@@ -109,8 +112,9 @@ class JSONServer:
         return value
 
     async def _attempt(
-        self, client: HTTPClient, payload: bytes, headers: Mapping[str, str], retries: int
+        self, client: HTTPClient, payload: bytes, headers: Mapping[str, str], note: Note, retries: int
     ) -> Response:
+        note(retries)
         lines = header_lines({**headers, "x-stainless-retry-count": str(retries)} if retries else headers)
         try:
             response = await client.send(self.request, payload, headers=lines, timeout_s=self.timeout_s)

@@ -35,6 +35,12 @@ _QUOTA_USED_UP = frozenset(
 Gemini's says "You exceeded your current quota" for a limit per minute, too."""
 
 Result = TypeVar("Result")
+Note = Callable[[int], None]
+"""Told before each attempt of a call how many were made before it: a call may fail or be cancelled after any of them."""
+
+
+def unnoted(retries: int) -> None:
+    """The `Note` of whom the number does not concern."""
 
 
 class Retryable(Exception):
@@ -75,18 +81,18 @@ async def with_retries(
     *,
     rate_limit_s: float = math.inf,
     at_once: int = 0,
-) -> tuple[Result, int]:
+) -> Result:
     """Call `attempt` with the number of retries so far until it raises no `Retryable`.
 
     A rate limit (429) does not count among the retries: it is waited out, for `rate_limit_s` or until the caller cancels.
-    Without any retries it fails, too. `at_once` further retries come first and are made without a delay. Returns the result
-    and the number of retries; raises the `PolicyError` of the last attempt when none is left.
+    Without any retries it fails, too. `at_once` further retries come first and are made without a delay. Raises the
+    `PolicyError` of the last attempt when none is left.
     """
     retries = failures = 0
     deadline = time.monotonic() + rate_limit_s
     while True:
         try:
-            return await attempt(retries), retries
+            return await attempt(retries)
         except Retryable as failure:
             failures += not failure.is_rate_limit or max_retries == 0
             if failures > max_retries + at_once or time.monotonic() > deadline:

@@ -38,6 +38,11 @@ class Call:
     """The `id` that the endpoint gave its answer."""
     _done: asyncio.Event | None = None
 
+    def note_retries(self, retries: int) -> None:
+        """Note how often the gateway has repeated it so far."""
+        if retries:
+            self.record.details = {**self.record.details, "retries": retries}
+
     def finish(self) -> None:
         """Wake those who wait."""
         self.done = True

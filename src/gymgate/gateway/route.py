@@ -282,7 +282,8 @@ class Route:
             upstream = without(upstream, "stream", "stream_options")
         try:
             session = session_id(body, dialect, call.record.model_server, self.key) if self.is_kept else None
-            answer = await backend.call(upstream, raw=raw if upstream is body else None, session=session)
+            as_sent = raw if upstream is body else None
+            answer = await backend.call(upstream, raw=as_sent, session=session, note=call.note_retries)
         except PolicyError as error:
             answer = self._answer_to_overflow(call, backend, upstream, error)
         usage = answer.usage or usage_of(answer.body, backend.dialect)
@@ -303,9 +304,7 @@ class Route:
         call.record.finish_reason = finish_reason_of(answer.body, backend.dialect)
         tokens = token_data_of(answer.body, backend.dialect)
         call.record.prompt_token_ids, call.record.completion_token_ids, call.record.logprobs = tokens
-        call.record.details = (
-            {**answer.details, "retries": answer.retries} if answer.retries else answer.details
-        )
+        call.record.details = {**answer.details, **call.record.details}
         call.answer_id = answer.body.get("id")
         call.payload = (
             b"".join(encode_stream(result, call.record.dialect, body)) if call.streamed else response

@@ -19,8 +19,6 @@ REPLICAS, ROLLOUTS, TURNS = 3, 4, 4
 PORT = 8000
 TIMEOUT_S = 6.0
 LONGEST_COOL_DOWN_S = 8.0
-MOST_RETRIES = 4
-"""Two at other replicas, and two more."""
 BEHAVIOURS = [
     *["answers"] * 6,
     "answers late",
@@ -79,22 +77,22 @@ async def play(world: Any, ledger: Ledger) -> None:
             await server.serve_forever()
 
     async def ask(backend: Any, name: str) -> None:
+        def note(retries: int) -> None:
+            ledger.reasons[name] += retries > 0
+
         ledger.asked.add(name)
         before = happened.total()
         try:
             async with asyncio.timeout(None) as patience:
                 if not Replica.well and simloom.sometimes("call given up", 10):
                     patience.reschedule(asyncio.get_running_loop().time() + seconds("patience", 5.0))
-                answer = await backend.call(question_of(name, "m", "chat"))
+                answer = await backend.call(question_of(name, "m", "chat"), note=note)
         except PolicyError as error:
             ledger.excuses[name] += happened.total() - before + sum(host.crashed for host in hosts)
-            ledger.reasons[name] += MOST_RETRIES
             return ledger.ended(name, failed=error.message)
         except TimeoutError:
             ledger.excuses[name] += 1
-            ledger.reasons[name] += MOST_RETRIES
             return ledger.ended(name, failed="given up")
-        ledger.reasons[name] += answer.retries
         return ledger.ended(name, answer.body["choices"][0]["message"]["content"])
 
     async def roll_out(number: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Self
 from gymgate.core.config import Dialect, HTTPEndpoint
 from gymgate.core.errors import PolicyError
 from gymgate.core.http_client import HTTPClient
-from gymgate.core.retrying import BUSY, Retryable, with_retries
+from gymgate.core.retrying import BUSY, Note, Retryable, unnoted, with_retries
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.dialects.usage import usage_of
@@ -174,13 +174,19 @@ class BalancedBackend:
         return backend
 
     async def call(
-        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+        self,
+        body: dict[str, Any],
+        *,
+        raw: bytes | None = None,
+        session: str | None = None,
+        note: Note = unnoted,
     ) -> BackendAnswer:
         """See `Backend.call`. Tries each replica, then again as `with_retries` does."""
 
         async def attempt(retries: int) -> BackendAnswer:
             self._replica = replica = await self._pool.pick(self._replica)
             try:
+                note(retries)
                 return await self._pool.call(replica, self._backend(replica), body, raw, session)
             except PolicyError as error:
                 if not error.retryable:
@@ -189,11 +195,9 @@ class BalancedBackend:
                 raise Retryable(error, waits=False) from error.__cause__
 
         others = len(self._pool.replicas) - 1
-        answer, retries = await with_retries(
+        return await with_retries(
             attempt, self._endpoint.max_retries, rate_limit_s=self._rate_limit_s, at_once=others
         )
-        answer.retries = retries
-        return answer
 
     async def finish_sessions(self) -> None:
         """See `HTTPBackend.finish_sessions`."""

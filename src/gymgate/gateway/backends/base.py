@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gymgate.core.config import Dialect
+from gymgate.core.retrying import Note, unnoted
 from gymgate.rollouts.record import Usage
 
 PolicyCallable = Callable[[dict[str, Any]], Any]
@@ -21,7 +22,6 @@ class BackendAnswer:
     body: dict[str, Any]
     raw: bytes | None = None
     """The answer's bytes as received, if they can be passed on unchanged."""
-    retries: int = 0
     details: dict[str, Any] = field(default_factory=dict)
     """Further facts for the call's record (replica, matched recording, ...)."""
     usage: Usage | None = None
@@ -41,10 +41,15 @@ class Backend(Protocol):
         ...
 
     async def call(
-        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+        self,
+        body: dict[str, Any],
+        *,
+        raw: bytes | None = None,
+        session: str | None = None,
+        note: Note = unnoted,
     ) -> BackendAnswer:
         """Answer `body`, a request in `self.dialect`; `raw` is its serialised form, if already at hand.
 
-        `session` is the id of its conversation. A backend does not change the body.
+        `session` is the id of its conversation; `note` see `Note`. A backend does not change the body.
         """
         ...

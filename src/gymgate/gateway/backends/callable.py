@@ -15,6 +15,7 @@ from gymgate.core import codec
 from gymgate.core.config import Dialect
 from gymgate.core.errors import GymgateError, PolicyError, described
 from gymgate.core.json_server import shortened
+from gymgate.core.retrying import Note, unnoted
 from gymgate.gateway.backends.base import BackendAnswer, PolicyCallable
 from gymgate.gateway.dialects.content import text_and_refusal
 from gymgate.gateway.dialects.reading import fault_of, new_id
@@ -48,7 +49,12 @@ class CallableBackend:
         return f"CallableBackend({self._name}, dialect={self.dialect!r})"
 
     async def call(
-        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+        self,
+        body: dict[str, Any],
+        *,
+        raw: bytes | None = None,
+        session: str | None = None,
+        note: Note = unnoted,
     ) -> BackendAnswer:
         """See `Backend.call`. Whatever the callable raises fails this call alone."""
         task = asyncio.current_task()

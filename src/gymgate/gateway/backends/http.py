@@ -21,6 +21,7 @@ from gymgate.core.config import Dialect, HTTPEndpoint
 from gymgate.core.errors import ConfigError, PolicyError
 from gymgate.core.http_client import HTTPClient, HTTPFailure, Request, Response
 from gymgate.core.json_server import JSONServer
+from gymgate.core.retrying import Note, unnoted
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.dialects.content import joined_system
 from gymgate.gateway.dialects.reading import fault_of, part_of, without
@@ -100,7 +101,12 @@ class HTTPBackend:
         return self._server.rate_limit
 
     async def call(
-        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+        self,
+        body: dict[str, Any],
+        *,
+        raw: bytes | None = None,
+        session: str | None = None,
+        note: Note = unnoted,
     ) -> BackendAnswer:
         """See `Backend.call`. Retries as the endpoint's `max_retries` says, with backoff."""
         # Lets an endpoint that keeps the calls it answered tell our retry from a new call.
@@ -108,10 +114,10 @@ class HTTPBackend:
         if session is not None and self._session_header is not None:
             headers[self._session_header] = session
             self._sessions.add(session)
-        answer = await self._server.post(self._client, self._payload(body, raw), headers)
+        answer = await self._server.post(self._client, self._payload(body, raw), headers, note)
         if (fault := fault_of(answer.body, self.dialect)) is not None:
             raise self._server.error(fault, answer.status)
-        return BackendAnswer(answer.body, answer.raw, answer.retries)
+        return BackendAnswer(answer.body, answer.raw)
 
     def reason(self, response: Response) -> str:
         """Return the endpoint's own words in a refusal, on one line, without its secrets."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gymgate.core.config import Dialect
+from gymgate.core.retrying import Note, unnoted
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.dialects import answers
 from gymgate.gateway.replay.conversation import Item
@@ -41,7 +42,12 @@ class ReplayBackend:
         return self._index
 
     async def call(
-        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+        self,
+        body: dict[str, Any],
+        *,
+        raw: bytes | None = None,
+        session: str | None = None,
+        note: Note = unnoted,
     ) -> BackendAnswer:
         index = self._index if self._index is not None else await asyncio.to_thread(self.preload)
         match = index.find(body)
