@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from servercode import CodeReader
 
@@ -25,7 +27,7 @@ from gymgate.gym.runtime import ensure_runtime
 _ROW_IMAGE = re.compile(r"(?:^|\.)(?:docker_image|image|image_name|image_ref|image_url)$")
 """Fields of rows that name an image, apart from their prompts."""
 ROWS_READ = 100
-"""Lines of each file that are searched for images."""
+"""Lines of each file that are searched for images and tools."""
 
 
 def fresh_scan(site: Path) -> list[Environment]:
@@ -43,26 +45,33 @@ def fresh_scan(site: Path) -> list[Environment]:
 
 def _with_rows(item: Environment) -> Environment:
     data = tuple(replace(file, lines=file.rows()) for file in item.data)
-    return replace(item, data=data, images=images_of_rows(item))
+    return replace(item, data=data, images=images_of_rows(item), tools=tools_of_rows(item))
 
 
 def images_of_rows(environment: Environment) -> tuple[str, ...]:
     """Return the images that the packaged rows name, once each; none if no config needs containers."""
-    images: dict[str, None] = {}
-    if any("docker" in config.need_kinds for config in environment.configs):
-        for file in environment.data:
-            if file.kind in ("rows", "raw"):
-                with file.path.open("rb") as lines:
-                    for line in islice(lines, ROWS_READ):
-                        images |= dict.fromkeys(_images_of_row(line))
-    return tuple(images)
+    if not any("docker" in config.need_kinds for config in environment.configs):
+        return ()
+    return tuple(dict.fromkeys(image for row in _rows(environment) for image in _images_of_row(row)))
 
 
-def _images_of_row(line: bytes) -> Iterator[str]:
-    try:
-        row = codec.loads(line)
-    except ValueError:
-        return
+def tools_of_rows(environment: Environment) -> tuple[str, ...]:
+    """Return the names of the functions that the packaged rows offer to the policy, once each."""
+    offered = (row.get("responses_create_params", {}).get("tools") or () for row in _rows(environment))
+    functions = (tool for tools in offered for tool in tools if tool.get("type") == "function")
+    return tuple(dict.fromkeys(tool["name"] for tool in functions))
+
+
+def _rows(environment: Environment) -> Iterator[dict[str, Any]]:
+    for file in environment.data:
+        if file.kind in ("rows", "raw"):
+            with file.path.open("rb") as lines:
+                for line in islice(lines, ROWS_READ):
+                    with suppress(ValueError):
+                        yield codec.loads_object(line)
+
+
+def _images_of_row(row: dict[str, Any]) -> Iterator[str]:
     for path, value in walk(row):
         is_prompt = path.startswith(("responses_create_params.input", "responses_create_params.tools"))
         if _ROW_IMAGE.search(path) and not is_prompt and isinstance(value, str) and value:

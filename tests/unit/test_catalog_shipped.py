@@ -257,6 +257,23 @@ def test_what_needs_rows_or_judges_itself_does_not_need_none(fresh: Path) -> Non
     assert {item["needs_data"] for item in kinds} == {True}
 
 
+def test_list_finds_environments_by_tools_and_turns(fresh: Path) -> None:
+    by_name = {item["environment"]: item for item in json.loads(run("list", "--json"))}
+    assert "email_reply_email" in by_name["workplace_assistant"]["tools"]
+    assert by_name["workplace_assistant"]["turns"] > 2
+    assert (by_name["mcqa"]["tools"], by_name["mcqa"]["turns"]) == ([], 1)
+    tools, turns = (
+        {item["environment"] for item in json.loads(run("list", option, "--json"))}
+        for option in ("--tools", "--multi-turn")
+    )
+    assert tools == {name for name, item in by_name.items() if item["tools"]}
+    assert turns == {name for name, item in by_name.items() if (item["turns"] or 1) > 1}
+    assert "blackjack" in turns - tools
+    assert (
+        " and 19 more" in run("info", "workplace_assistant").split("tools that its packaged rows offer: ")[1]
+    )
+
+
 def test_list_marks_what_a_policy_can_exploit_or_lose_and_what_its_authors_do_not_document() -> None:
     by_name = {item["environment"]: item for item in json.loads(run("list", "--json"))}
     assert any("ragtruth/app.py:126" in line for line in by_name["ragtruth"]["exploitable"])
@@ -271,7 +288,12 @@ def test_list_marks_what_a_policy_can_exploit_or_lose_and_what_its_authors_do_no
 
 @pytest.mark.parametrize(
     ("arguments", "guess"),
-    [(["maths"], "--domain math?"), (["--domain", "maths"], "--domain math?"), (["mqca"], "mcqa")],
+    [
+        (["maths"], "--domain math?"),
+        (["--domain", "maths"], "--domain math?"),
+        (["--domain", "zzz"], "; domains: agent, coding, games"),
+        (["mqca"], "mcqa"),
+    ],
 )
 def test_a_list_without_a_match_guesses(fresh: Path, arguments: list[str], guess: str) -> None:
     done = CliRunner().invoke(cli, ["list", *arguments])

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gymgate.quality import CheckResult
 
 IMAGES_SHOWN = 3
+TOOLS_SHOWN = 8
 LONGEST_FIELD = 100
 """Characters of a row's field that are shown."""
 _NOT_THE_ENVIRONMENTS = ("responses_create_params", "agent_ref")
@@ -60,6 +61,8 @@ class EnvironmentDescription:
     recordings: Sequence[str]
     row_images: Sequence[str]
     """Images that its packaged rows name."""
+    tools: Sequence[str]
+    """Names of the tools that its packaged rows offer to the policy."""
     record: CheckResult | None
     """What was measured before, and ships with gymgate."""
 
@@ -94,6 +97,7 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
     _environment_servers(entry)
     _data(entry, config)
     _sandboxes(entry, config)
+    _tools(entry)
     _needs(entry, config)
     _first_prompt(entry)
     if record is not None:
@@ -115,6 +119,7 @@ def description(environment: Environment, record: CheckResult | None) -> Environ
         data=[replace(file, lines=file.rows()) for file in environment.data],
         recordings=[file.name for file in environment.recordings()],
         row_images=environment.images or (),
+        tools=environment.tools or (),
         record=record,
     )
 
@@ -251,8 +256,17 @@ def _sandboxes(environment: Environment, config: EnvConfig) -> None:
             ),
         )
     if images:
-        more = f" and {len(images) - IMAGES_SHOWN} more" if len(images) > IMAGES_SHOWN else ""
-        echo(f"images of its packaged rows: {', '.join(images[:IMAGES_SHOWN])}{more}")
+        echo(f"images of its packaged rows: {_some(images, IMAGES_SHOWN)}")
+
+
+def _tools(environment: Environment) -> None:
+    if environment.tools:
+        echo(f"\ntools that its packaged rows offer: {_some(environment.tools, TOOLS_SHOWN)}")
+
+
+def _some(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def _needs(environment: Environment, config: EnvConfig) -> None:

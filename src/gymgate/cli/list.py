@@ -58,12 +58,22 @@ class ListedEnvironment:
     """Packaged files of rows."""
     recordings: Sequence[str]
     """Packaged files of recorded rollouts."""
+    tools: Sequence[str]
+    """Names of the tools that its packaged rows offer to the policy."""
+    turns: float | None
+    """Calls to the policy in a recorded rollout, on average; `None`: none was measured."""
 
 
 @click.command()
 @click.argument("pattern", required=False)
 @click.option("--domain", metavar="DOMAIN", help="Only this domain: math, agent, knowledge, ...")
 @kind_option
+@click.option("--tools", is_flag=True, help="Only environments with tools in their packaged rows.")
+@click.option(
+    "--multi-turn",
+    is_flag=True,
+    help="Only environments that ask the policy more than once in a recorded rollout, on average.",
+)
 @click.option(
     "--needs",
     type=click.Choice(["none", *NEEDS]),
@@ -82,6 +92,8 @@ def command(
     pattern: str | None,
     domain: str | None,
     kind: str | None,
+    tools: bool,
+    multi_turn: bool,
     needs: Sequence[str],
     without: Sequence[str],
     gym: RuntimeConfig,
@@ -104,6 +116,8 @@ def command(
         and domain in (None, environment.domain)
         and kind in (None, KINDS[environment.kind])
         and fits(environment, needs, without)
+        and (not tools or environment.tools)
+        and (not multi_turn or (_turns(environment, catalog.version) or 1) > 1)
     ]
     names = short_names(environments)
     if as_json:
@@ -122,6 +136,8 @@ def _guess(environments: Sequence[Environment], pattern: str | None, domain: str
     domains = sorted({item.domain for item in environments if item.domain})
     if close := [] if domain in domains else near(domain or pattern or "", domains):
         return f"; did you mean --domain {close[0]}?"
+    if domain not in (None, *domains):
+        return f"; domains: {', '.join(domains)}"
     close = near(pattern or "", sorted({item.name for item in environments}))
     return f"; near names: {', '.join(close)}" if close and not any(map(str.isspace, pattern or "")) else ""
 
@@ -173,7 +189,16 @@ def summary(environment: Environment, names: dict[str, str], release: str) -> Li
         strict=_marked_lines(environment, release, "strict"),
         data=[file.name for file in environment.data if file.kind == "rows"],
         recordings=[file.name for file in environment.recordings()],
+        tools=environment.tools or (),
+        turns=_turns(environment, release),
     )
+
+
+def _turns(environment: Environment, release: str) -> float | None:
+    from gymgate.quality.record.storage import shipped_record
+
+    record = shipped_record(environment.kind, environment.name, release)
+    return None if record is None or record.shape is None else record.shape.turns
 
 
 def _marked_lines(environment: Environment, release: str, kind: ProbeKind) -> list[str]:
