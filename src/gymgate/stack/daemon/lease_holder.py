@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from gymgate.core import codec
 from gymgate.core.config import CallableEndpoint, Dialect, JudgeEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import PolicyError, StackLostError
-from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.core.retrying import Note, unnoted
+from gymgate.gateway.backends.base import Backend, BackendAnswer
 from gymgate.gateway.server import PreparedEndpoint
 from gymgate.stack.daemon import routing
 from gymgate.stack.daemon.rollout import RolloutRun
@@ -177,7 +178,7 @@ class LeaseHolder:
             return endpoint
         return self.daemon.running.gateway.prepare(self._reachable(endpoint))
 
-    def _reachable(self, endpoint: JudgeEndpoint) -> Any:
+    def _reachable(self, endpoint: JudgeEndpoint) -> JudgeEndpoint | Backend:
         """Return an endpoint as the gateway takes it: a callable is called over this connection."""
         return _RemoteBackend(self.peer, endpoint) if isinstance(endpoint, CallableEndpoint) else endpoint
 
@@ -204,7 +205,12 @@ class _RemoteBackend:
         self._name = endpoint.name
 
     async def call(
-        self, body: dict[str, Any], *, raw: bytes | None = None, session: str | None = None
+        self,
+        body: dict[str, Any],
+        *,
+        raw: bytes | None = None,
+        session: str | None = None,
+        note: Note = unnoted,
     ) -> BackendAnswer:
         """See `Backend.call`."""
         request = raw if raw is not None else codec.dumps(body)
