@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from gymgate.core.config import HTTPEndpoint, validation_message
+from gymgate.core.config import HTTPEndpoint, StackConfig, validation_message
 from gymgate.core.errors import PolicyError
 from gymgate.core.http_client import HTTPClient
 from gymgate.gateway.backends.http import HTTPBackend
+from gymgate.stack.client.daemons import DaemonProcess
+from gymgate.stack.client.launch import DaemonCommand
+from gymgate.stack.client.stack import checked_policy
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire
 from gymgate.tokens.engines.http import VLLMCompletionsEngine
 from support.leaky import KEY, KINDS, PASSWORD, SECRETS, SENT, USER, leaky, with_login
@@ -77,6 +82,34 @@ def test_an_address_that_is_refused_is_not_shown_with_its_password(url: str) -> 
     with pytest.raises(ValidationError) as raised:
         HTTPEndpoint(base_url=url.format(USER, "password-canary"))
     assert "password-canary" not in validation_message(raised.value)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: HTTPEndpoint(base_url=f"ftp://{USER}:{PASSWORD}@host"),
+        lambda: HTTPEndpoint(base_url="http://h/v1", replicas=with_login("http://a/v1")),  # type: ignore[arg-type]
+        lambda: HTTPEndpoint(base_url="http://h/v1", headers={"Authorization": [KEY]}),  # type: ignore[arg-type]
+        lambda: HTTPEndpoint(base_url="http://h/v1", api_key=[KEY]),  # type: ignore[arg-type]
+        lambda: StackConfig(environments="mcqa", models={"judge": with_login("http://a/v1")}),  # type: ignore[arg-type]
+        lambda: checked_policy(with_login("http://a/v1")),
+    ],
+)
+def test_what_a_config_refuses_is_not_shown(refused: Callable[[], object]) -> None:
+    """Python shows an error as it is: `str()` of pydantic's repeats the value unless told otherwise."""
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        refused()
+    assert_clean(f"{raised.value} {raised.value!r}")
+
+
+def test_the_list_of_stacks_shows_no_login_of_a_command(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "input()", "-b", with_login("http://a/v1")]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as owner:
+        command = DaemonCommand(3, tmp_path / "x.sock", tmp_path, tmp_path, owner.pid)
+        words = DaemonProcess(os.getpid(), 1 << 60, command).owner_command
+        owner.communicate(b"\n")
+    assert words is not None
+    assert words[-1] == "http://a/v1"
 
 
 @pytest.mark.parametrize("url", ["http://host:8000/models/m@001/v1", "https://[::1]:8000/v1?at=@"])

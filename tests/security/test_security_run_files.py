@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.core.errors import ConfigError, DataError
+from gymgate.core.files import filling, open_descriptor, replacing
 from gymgate.runs.collected.policies import replay_files
 from gymgate.runs.collected.store import LOCK, open_run
 from gymgate.runs.counted.aggregate import read_runs
@@ -90,6 +92,44 @@ def test_a_run_writes_no_file_outside_its_directory(
         assert not (run / name).is_symlink()
     assert victim.read_bytes() == TORN
     assert {path.name for path in tmp_path.iterdir()} == {"run", "victim"}
+
+
+def test_whoever_exchanges_an_unfinished_file_gains_nothing(tmp_path: Path, victim: Path) -> None:
+    """The owner of a directory may put a link in the place of what is written there at any moment."""
+    victim.chmod(0o600)
+    vault = tmp_path / "vault"
+    vault.mkdir(mode=0o700)
+    run = tmp_path / "run"
+    run.mkdir()
+    with replacing(run / "report.html") as file:
+        [unfinished] = run.iterdir()
+        unfinished.rename(tmp_path / "taken")
+        unfinished.symlink_to(victim)
+        file.write(b"report")
+    with contextlib.suppress(DataError), filling(run / "export"):
+        [unfinished] = (path for path in run.iterdir() if path.is_dir())
+        unfinished.rmdir()
+        unfinished.symlink_to(vault)
+    assert [path.stat().st_mode & 0o777 for path in (victim, vault)] == [0o600, 0o700]
+    assert victim.read_bytes() == TORN
+
+
+def test_nothing_is_cut_before_it_is_checked(victim: Path) -> None:
+    with pytest.raises(AssertionError):
+        open_descriptor(victim, os.O_WRONLY | os.O_TRUNC)
+    assert victim.read_bytes() == TORN
+
+
+@pytest.mark.parametrize("trap", [link, loop, pipe, device], ids=lambda trap: trap.__name__)
+def test_a_run_with_other_rows_reads_no_file_outside_its_directory(
+    trap: Trap, tmp_path: Path, victim: Path
+) -> None:
+    run = a_run(tmp_path / "run")
+    (run / ROWS).unlink()
+    trap(run / ROWS, victim)
+    elsewhere = {**SETTINGS, "sources": ["elsewhere/rows.jsonl"]}
+    with pytest.raises(DataError, match=ROWS), open_run(run, elsewhere, {}, KEYS):
+        pass
 
 
 @pytest.mark.parametrize("trap", [link, loop, pipe, device], ids=lambda trap: trap.__name__)

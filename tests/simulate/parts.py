@@ -9,7 +9,7 @@ import gymgate.stack.daemon.children
 import gymgate.stack.daemon.process as daemon_module
 import gymgate.stack.daemon.running_environment
 import gymgate.stack.daemon.running_stack
-from gymgate.core import codec
+from gymgate.core import codec, files
 from gymgate.core.config import HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.core.errors import (
     ConfigError,
@@ -96,6 +96,7 @@ __all__ = [
     "daemon_module",
     "endpoint_from_wire",
     "endpoint_to_wire",
+    "files",
     "gym_modules",
     "make_row",
     "read_values",

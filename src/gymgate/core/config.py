@@ -51,9 +51,18 @@ POLICY = "policy_model"
 
 
 class Config(BaseModel):
-    """Base of every config: frozen, no unknown fields, no infinity or NaN; a field's docstring is its description."""
+    """Base of every config: frozen, no unknown fields, no infinity or NaN; a field's docstring is its description.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    What it refuses may hold a key or a password, so no error shows it.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+    )
 
 
 class _FrozenDict(dict[str, Any]):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 import shlex
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,15 +27,14 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[IO[bytes]]:
     Raises `DataError` if the file system refuses.
     """
     with writing_to(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        scratch = Path(name)
+        # Made with its final mode: whoever owns the directory may put a link in its place before a `chmod`.
+        scratch = _scratch(path)
         try:
-            with os.fdopen(handle, "wb") as file:
+            with scratch.open("xb") as file:
                 yield file
                 if sync:
                     file.flush()
                     os.fsync(file.fileno())
-            scratch.chmod(0o666 & ~_umask())
             scratch.replace(path)
         finally:
             scratch.unlink(missing_ok=True)
@@ -50,10 +49,10 @@ def filling(path: Path) -> Iterator[Path]:
     if path.exists():
         raise ConfigError(f"{path} exists already; choose another directory")
     with writing_to(path):
-        scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        scratch = _scratch(path)
+        scratch.mkdir()
         try:
             yield scratch
-            scratch.chmod(0o777 & ~_umask())
             scratch.rename(path)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -80,6 +79,7 @@ def open_descriptor(path: Path, flags: int) -> int:
     Raises `OSError` for a link, which may lead to any file of this user; for a pipe or a device, which may have no end or
     never begin; and, if it is to be written, for a file with a second name, whose content would change there as well.
     """
+    assert not flags & os.O_TRUNC  # it would cut the file before these checks
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -123,10 +123,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _umask() -> int:
-    """The umask of this process, which `mkstemp` ignores.
-
-    Read from the kernel: `os.umask` only tells it by setting another one, which then holds for files of other threads.
-    """
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("Umask:")).split()[1], 8)
+def _scratch(path: Path) -> Path:
+    """A new name beside a path."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")

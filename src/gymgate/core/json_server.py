@@ -184,12 +184,20 @@ async def probe(url: str, client: HTTPClient, headers: Mapping[str, str] | None 
     return f"status {response.status}" if response.status >= 500 else response
 
 
+def object_of(answer: Response) -> dict[str, Any]:
+    """Return the JSON object that an answer holds. Raises `ValueError`."""
+    value, _ = codec.parse_bounded(answer.body)
+    if not isinstance(value, dict):
+        raise ValueError(f"not an object but {type(value).__name__}")
+    return value
+
+
 def listed_models(answer: Response) -> list[dict[str, Any]] | None:
     """Return the models that an answer to the request for `/models` lists, or `None` if the answer is not a model list."""
     if answer.status != 200:
         return None
     try:
-        models = codec.loads_object(answer.body)["data"]
+        models = object_of(answer)["data"]
         return models if all(isinstance(model["id"], str) for model in models) else None
     except (ValueError, KeyError, TypeError):
         return None

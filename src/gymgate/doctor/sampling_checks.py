@@ -10,6 +10,7 @@ from typing import Any
 from gymgate.core import codec
 from gymgate.core.errors import GymgateError, MissingExtraError, PolicyError
 from gymgate.core.http_client import HTTPClient, HTTPFailure, Request
+from gymgate.core.json_server import object_of
 from gymgate.doctor import Finding
 from gymgate.doctor.hub import hub_or_cache, no_model
 from gymgate.doctor.retokenise import first_difference
@@ -141,7 +142,7 @@ async def check_chat_template(policy: TokenPolicy, url: str, model: str | None) 
         try:
             async with HTTPClient() as client:
                 answer = await client.send(Request(address), codec.dumps(body), timeout_s=TOKENIZE_S)
-            theirs = codec.loads_object(answer.body)["tokens"]
+            theirs = object_of(answer)["tokens"]
         except (HTTPFailure, TimeoutError, ValueError, KeyError):
             return Finding("chat template", None, f"{address} gives no ids to compare with")
         ours = await asyncio.to_thread(policy.render, _FIRST, tools)

@@ -7,9 +7,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gymgate.core import codec
 from gymgate.core.http_client import HTTPClient, Response
-from gymgate.core.json_server import listed_models, probe
+from gymgate.core.json_server import listed_models, object_of, probe
 from gymgate.doctor import Finding
 from gymgate.doctor.packages import SERVER, Trainer, meets
 
@@ -108,7 +107,7 @@ class _Replica:
             return answer, {}
         with contextlib.suppress(ValueError):
             if answer.status == 200:
-                return answer.status, codec.loads_object(answer.body)
+                return answer.status, object_of(answer)
         return answer.status, {}
 
     def _add(self, ok: bool | None, detail: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from unittest import mock
 
 import simloom
 from invariants import Ledger
-from parts import ROLLOUTS, CollectedRollout, DataError, StackLostError
+from parts import ROLLOUTS, CollectedRollout, DataError, StackLostError, files
 from simloom._context import current_host
 from universes import Scene
 
@@ -40,7 +39,7 @@ class Disk:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Count what is written below the directory, and refuse it when there is no room."""
-        write, open_, close, make = os.write, os.open, os.close, tempfile.mkstemp
+        write, open_, close, make = os.write, os.open, os.close, files._scratch
 
         def counted_write(number: int, data: bytes) -> int:
             if number in self._open and not self._has_room():
@@ -63,10 +62,10 @@ class Disk:
             self._open.pop(number, None)
             close(number)
 
-        def counted_make(*args: Any, **options: Any) -> tuple[int, str]:
+        def counted_make(path: Path) -> Path:
             if not self._has_room():
                 raise self._full()
-            return make(*args, **options)
+            return make(path)
 
         with contextlib.ExitStack() as patches:
             for where, name, new in (
@@ -75,7 +74,7 @@ class Disk:
                 (os, "close", counted_close),
                 (os, "fdatasync", self._sync),
                 (os, "fsync", self._sync),
-                (tempfile, "mkstemp", counted_make),
+                (files, "_scratch", counted_make),
             ):
                 patches.enter_context(mock.patch.object(where, name, new))
             yield

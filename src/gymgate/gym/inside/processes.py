@@ -27,8 +27,9 @@ def send_signal(pid: int, number: int, *, group: bool = False) -> None:
 
 def stat(pid: int) -> list[str]:
     """Return the fields of `/proc/PID/stat` from the state on. Raises `OSError`."""
-    text = Path(f"/proc/{pid}/stat").read_text()
-    return text.rpartition(")")[2].split()  # a command's name may hold anything, but no later field does
+    # A command's name may hold any bytes, also another user's, but no later field does.
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return text.rpartition(")")[2].split()
 
 
 def processes() -> dict[int, tuple[int, int]]:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -65,9 +64,9 @@ def run_uv(
 ) -> str:
     """Return the output of a uv command; `progress` gets a line for each large download and each build.
 
-    uv inherits the lock descriptor `lock`, so that an orphaned uv that still writes keeps the lock. uv runs in an empty
-    directory: it reads the user's and the machine's settings, not those of a project in the working directory. Raises
-    `UvFailedError`, and `SetupError` if uv is not installed.
+    uv inherits the lock descriptor `lock`, so that an orphaned uv that still writes keeps the lock. uv runs in `/`: it reads
+    the user's and the machine's settings, not those of a project in the working directory, nor a `/tmp/uv.toml` of another
+    user, as it would below `/tmp`. Raises `UvFailedError`, and `SetupError` if uv is not installed.
     """
 
     def report(line: str) -> None:
@@ -75,18 +74,17 @@ def run_uv(
             progress(f"{match[1].lower()} {match[2].strip()}")
 
     uv = find_uv()
-    with tempfile.TemporaryDirectory(prefix="gymgate-") as empty:
-        try:
-            return run_command(
-                [uv, *arguments, "--color", "never"],
-                env={**installer_env(), "UV_NO_PROGRESS": "1", "PWD": empty, **(variables or {})},
-                timeout_s=timeout_s,
-                cwd=empty,
-                pass_fds=() if lock is None else (lock,),
-                on_stderr=report,
-            )
-        except CommandError as error:
-            raise UvFailedError(error.errors or f"error: {uv} failed: {error}") from error
+    try:
+        return run_command(
+            [uv, *arguments, "--color", "never"],
+            env={**installer_env(), "UV_NO_PROGRESS": "1", "PWD": "/", **(variables or {})},
+            timeout_s=timeout_s,
+            cwd="/",
+            pass_fds=() if lock is None else (lock,),
+            on_stderr=report,
+        )
+    except CommandError as error:
+        raise UvFailedError(error.errors or f"error: {uv} failed: {error}") from error
 
 
 def kind_of(output: str) -> FailureKind:

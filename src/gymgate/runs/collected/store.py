@@ -21,7 +21,7 @@ from gymgate.runs.counted.aggregate import read_runs
 from gymgate.runs.described.plan import Identity, IdentitySet
 from gymgate.runs.described.settings import differences
 from gymgate.runs.stored.attempts import Attempt
-from gymgate.runs.stored.layout import FAILURES, FORMAT, ROLLOUTS, ROWS, RUN, read_run
+from gymgate.runs.stored.layout import FAILURES, FORMAT, ROLLOUTS, ROWS, RUN, read_row_keys, read_run
 from gymgate.runs.stored.record import CollectedRollout, failure_line, to_line
 from gymgate.runs.stored.score import Score
 
@@ -225,10 +225,9 @@ def _settle_settings(
 
 def _refuse_other_rows(path: Path, before: Any, now: Any, row_keys: Sequence[str] | None) -> None:
     """Raise `ConfigError` if a file elsewhere has none of the run's rows: it only has the same name."""
-    if before == now or not row_keys or not (path / ROWS).exists():
+    if before == now or not row_keys:
         return
-    with open_regular(path / ROWS) as file:
-        earlier_keys = set(file.read().decode(errors="replace").split())
+    earlier_keys = {*(read_row_keys(path) or ())}
     if earlier_keys and earlier_keys.isdisjoint(row_keys):
         raise ConfigError(
             f"{path} holds a run with other rows (of {before}, not of {now}); choose another -o"
@@ -238,7 +237,7 @@ def _refuse_other_rows(path: Path, before: Any, now: Any, row_keys: Sequence[str
 def _write_changed(path: Path, content: bytes) -> None:
     """Write a file, unless it holds that content already: a resume needs no room on the disk."""
     with contextlib.suppress(OSError), open_regular(path) as file:
-        if file.read() == content:
+        if file.read(len(content) + 1) == content:
             return
     with replacing(path, sync=True) as file:
         file.write(content)

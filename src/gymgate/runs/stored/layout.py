@@ -87,18 +87,24 @@ def read_run(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_row_keys(path: Path) -> list[str] | None:
+    """Return the keys of a run's rows; `None` if its directory does not list them. Raises `DataError`."""
+    try:
+        with open_regular(path / ROWS) as file:
+            return read_whole(file).decode(errors="replace").split()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"cannot read {path / ROWS}: {error.strerror}", path=str(path / ROWS)) from error
+
+
 def read_planned(path: Path, extent: Extent) -> PlannedIdentities | None:
     """Return the rollouts that a run consists of, by its extent; `None` if its directory does not list the rows.
 
     Raises `DataError` for a file that cannot be read and, with its line, for a key of another form.
     """
-    try:
-        with open_regular(path / ROWS) as file:
-            keys = read_whole(file).decode(errors="replace").split()
-    except FileNotFoundError:
+    if (keys := read_row_keys(path)) is None:
         return None
-    except OSError as error:
-        raise DataError(f"cannot read {path / ROWS}: {error.strerror}", path=str(path / ROWS)) from error
     for number, key in enumerate(keys, 1):
         if _KEY.fullmatch(key) is None:
             raise line_error(path / ROWS, number, "not the key of a row")  # a link may lead to anything

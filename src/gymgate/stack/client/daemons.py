@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
+from gymgate.core.addresses import without_login
 from gymgate.core.config import cache_dir
 from gymgate.core.errors import ConfigError, GymgateError
 from gymgate.gym.inside.forkserver import arguments_of, descendants, proportional_bytes, stat
@@ -59,12 +60,12 @@ class DaemonProcess:
 
     @property
     def owner_command(self) -> list[str] | None:
-        """The command line of the process that it belongs to; `None` if that has ended or it belongs to none."""
+        """The command line, without logins, of the process that it belongs to; `None` if that has ended or it belongs to none."""
         with contextlib.suppress(OSError):
             # A process that is younger than the daemon only has its owner's number.
             if self.owner is not None and int(stat(self.owner)[_STARTED]) <= self.ticks:
                 words = [word.encode(errors="surrogateescape") for word in arguments_of(self.owner)]
-                return [word.decode(errors="replace") for word in words] or None
+                return [without_login(word.decode(errors="replace")) for word in words] or None
         return None
 
     @property
@@ -245,8 +246,8 @@ def _listens(daemon: DaemonProcess) -> bool:
     with contextlib.suppress(OSError):
         link = Path(f"/proc/{daemon.pid}/fd/{daemon.command.listener}").readlink()
         if (inode := re.fullmatch(r"socket:\[(\d+)\]", str(link))) is not None:
-            for line in Path(f"/proc/{daemon.pid}/net/unix").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[6] == inode[1]:
-                    return bool(int(fields[3], 16) & _LISTENS)
+            # A line ends in the socket's path, in which any user may write anything, line ends too.
+            sockets = Path(f"/proc/{daemon.pid}/net/unix").read_text(errors="replace")
+            flags = re.findall(rf"^\w+: \w+ \w+ ([\dA-F]{{8}}) \w+ \w+ +{inode[1]}\b", sockets, re.MULTILINE)
+            return any(int(flag, 16) & _LISTENS for flag in flags)
     return False

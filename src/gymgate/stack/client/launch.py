@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import stat
 import struct
@@ -51,7 +52,7 @@ class DaemonCommand(NamedTuple):
         if not runs_module(words, _PROGRAM) or len(arguments) != len(cls._fields):
             return None
         listener, path, directory, cache, starter = arguments
-        if not (listener.isdecimal() and starter.isdecimal()):
+        if not all(re.fullmatch(r"[0-9]{1,9}", number) for number in (listener, starter)):
             return None
         return cls(int(listener), Path(path), Path(directory), Path(cache), int(starter))
 

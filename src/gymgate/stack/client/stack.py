@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from gymgate.core import codec
+from gymgate.core.addresses import without_login
 from gymgate.core.config import (
     CallableEndpoint,
     Endpoint,
@@ -55,7 +56,8 @@ logger = logging.getLogger(__name__)
 def checked_policy(policy: Any) -> Any:
     """Return the policy. Raises `ConfigError` for what is neither a function nor an endpoint."""
     if isinstance(policy, str) and "://" in policy:
-        raise ConfigError(f"policy {policy!r} is a string; write policy=HTTPEndpoint(base_url={policy!r})")
+        url = without_login(policy)
+        raise ConfigError(f"policy {url!r} is a string; write policy=HTTPEndpoint(base_url={url!r})")
     if not (callable(policy) or isinstance(policy, HTTPEndpoint | ReplayEndpoint | CallableEndpoint)):
         raise ConfigError(
             f"policy must be a function, an HTTPEndpoint or a ReplayEndpoint, not {type(policy).__name__}"
