@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from gymgate.cli.texts import endpoint_list, parse_judges
 from gymgate.core.config import HTTPEndpoint, StackConfig, validation_message
 from gymgate.core.errors import PolicyError
 from gymgate.core.http_client import HTTPClient
+from gymgate.doctor.server_checks import check_servers
 from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.stack.client.daemons import DaemonProcess
 from gymgate.stack.client.launch import DaemonCommand
@@ -25,6 +27,8 @@ from support.leaky import KEY, KINDS, PASSWORD, SECRETS, SENT, USER, leaky, with
 from support.upstream import Seen, say_hello, upstream, upstream_in_thread
 
 ENVIRONMENT = "example_single_tool_call"
+MODELS = {"one": "", "other": "org/m@", "third": "m@001@"}
+"""By judge, its model as it stands before the address."""
 
 
 def assert_clean(text: str, where: object = "") -> None:
@@ -93,6 +97,12 @@ def test_an_address_that_is_refused_is_not_shown_with_its_password(url: str) -> 
         lambda: HTTPEndpoint(base_url="http://h/v1", api_key=[KEY]),  # type: ignore[arg-type]
         lambda: StackConfig(environments="mcqa", models={"judge": with_login("http://a/v1")}),  # type: ignore[arg-type]
         lambda: checked_policy(with_login("http://a/v1")),
+        lambda: endpoint_list(with_login("ftp://a/v1")),
+        lambda: endpoint_list(f"{USER}:{PASSWORD}@a/v1,http://b/v1"),
+        lambda: endpoint_list(f"{with_login('http://a/v1')},{with_login('http://a/v1')}"),
+        lambda: parse_judges([with_login("http://a/v1")]),
+        lambda: parse_judges([f"judge={with_login('ftp://a/v1')}"]),
+        lambda: parse_judges([f"judge=m@{USER}:{PASSWORD}@a/v1"]),
     ],
 )
 def test_what_a_config_refuses_is_not_shown(refused: Callable[[], object]) -> None:
@@ -100,6 +110,26 @@ def test_what_a_config_refuses_is_not_shown(refused: Callable[[], object]) -> No
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         refused()
     assert_clean(f"{raised.value} {raised.value!r}")
+
+
+def test_a_judge_may_have_a_login_and_a_model() -> None:
+    judges = parse_judges([f"{name}={model}{with_login('http://a/v1')}" for name, model in MODELS.items()])
+    for name, model in MODELS.items():
+        judge = judges[name]
+        assert isinstance(judge, HTTPEndpoint)
+        assert (judge.base_url, judge.model) == ("http://a/v1", model.removesuffix("@") or None)
+        [(_, login)] = judge.logins
+        assert login.get_secret_value() == f"{USER}:{PASSWORD}"
+
+
+async def test_the_doctor_shows_no_login() -> None:
+    async with upstream(say_hello) as serving:
+        findings, _ = await check_servers(
+            [with_login(serving.url), with_login("http://127.0.0.1:9/v1")], "tokens"
+        )
+    assert len(findings) == 2
+    assert_clean(str(findings))
+    assert USER not in str(findings)
 
 
 def test_the_list_of_stacks_shows_no_login_of_a_command(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import SecretStr
 
 from gymgate.cluster.slurm_nodes import job_nodes
+from gymgate.core.addresses import masked_address
 from gymgate.core.config import (
     DEFAULT_KEY_VARIABLE,
     DEFAULT_NEMO_GYM,
@@ -88,10 +89,11 @@ def endpoint_list(text: str) -> list[str]:
     for address in addresses:
         if not re.match(r"https?://[^/]", address):
             raise OptionError(
-                f"-b {text!r}: {address!r} is not a URL; write http://host:8000/v1[,http://...]"
+                f"-b {masked_address(text)!r}: {masked_address(address)!r} is not a URL; write "
+                "http://host:8000/v1[,http://...]"
             )
         if addresses.count(address) > 1:
-            raise OptionError(f"-b {text!r}: {address!r} is given twice")
+            raise OptionError(f"-b: {masked_address(address)!r} is given twice")
     return addresses
 
 
@@ -153,16 +155,18 @@ def parse_judges(texts: Iterable[str], key_vars: Iterable[str] = ()) -> dict[str
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise OptionError(f"--judge {text!r}: write {_JUDGE_FORMS}")
+            raise OptionError(f"--judge {masked_address(text)!r}: write {_JUDGE_FORMS}")
         if value in ("policy", "none"):
             endpoints[name] = "policy" if value == "policy" else "none"
             continue
-        model, _, url = value.rpartition("@")
-        if not url.startswith(("http://", "https://")):
-            raise OptionError(f"--judge {text!r}: {url!r} is not a URL; write {_JUDGE_FORMS}")
+        # An address may have a login, and a model an @.
+        if (parts := re.fullmatch(r"(?:(.+?)@)?(https?://.+)", value)) is None:
+            shown, address = masked_address(text), masked_address(value)
+            raise OptionError(f"--judge {shown!r}: {address!r} is not a URL; write {_JUDGE_FORMS}")
+        model, url = parts.groups()
         variable = key_variable(variables.get(name, variables.get("*")))
         optional = {} if variable is None else {"api_key_env": variable}
-        endpoints[name] = HTTPEndpoint(base_url=url, model=model or None, **optional)
+        endpoints[name] = HTTPEndpoint(base_url=url, model=model, **optional)
     with_url = [name for name, endpoint in endpoints.items() if isinstance(endpoint, HTTPEndpoint)]
     if unused := sorted({*variables} - {"*", *with_url}):
         raise ConfigError(

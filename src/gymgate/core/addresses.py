@@ -14,6 +14,12 @@ def without_login(text: str) -> str:
     return _LOGIN.sub("", text)
 
 
+def masked_address(text: str) -> str:
+    """Return a text that may be no URL without what stands before its last `@`, which may be a password."""
+    _, at, rest = text.rpartition("@")
+    return f"***@{rest}" if at else text
+
+
 def split_login(url: str) -> tuple[str, str | None]:
     """Return a URL without user and password, and these as `user:password`, decoded; `None` where it has none."""
     address = without_login(url)

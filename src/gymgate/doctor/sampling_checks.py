@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymgate.core import codec
+from gymgate.core.addresses import without_login
 from gymgate.core.errors import GymgateError, MissingExtraError, PolicyError
 from gymgate.core.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.core.json_server import object_of
@@ -144,7 +145,7 @@ async def check_chat_template(policy: TokenPolicy, url: str, model: str | None) 
                 answer = await client.send(Request(address), codec.dumps(body), timeout_s=TOKENIZE_S)
             theirs = object_of(answer)["tokens"]
         except (HTTPFailure, TimeoutError, ValueError, KeyError):
-            return Finding("chat template", None, f"{address} gives no ids to compare with")
+            return Finding("chat template", None, f"{without_login(address)} gives no ids to compare with")
         ours = await asyncio.to_thread(policy.render, _FIRST, tools)
         if (at := first_difference(ours, theirs)) is not None:
             return Finding(

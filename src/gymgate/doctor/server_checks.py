@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from gymgate.core.addresses import without_login
 from gymgate.core.http_client import HTTPClient, Response
 from gymgate.core.json_server import listed_models, object_of, probe
 from gymgate.doctor import Finding
@@ -30,7 +31,7 @@ async def check_servers(urls: Sequence[str], trainer: Trainer) -> tuple[list[Fin
     models = [served for _, served in results if served is not None]
     if len({*models}) > 1:
         listed = ", ".join(
-            f"{url}: {served.model} ({served.max_model_len})"
+            f"{without_login(url)}: {served.model} ({served.max_model_len})"
             for url, (_, served) in zip(urls, results, strict=True)
             if served
         )
@@ -111,4 +112,4 @@ class _Replica:
         return answer.status, {}
 
     def _add(self, ok: bool | None, detail: str) -> None:
-        self.findings.append(Finding("server", ok, f"{self.root} {detail}"))
+        self.findings.append(Finding("server", ok, without_login(f"{self.root} {detail}")))
