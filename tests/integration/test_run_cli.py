@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from gymgate.runs.counted.aggregate import read_runs
 from gymgate.runs.counted.metrics import summary_rows
 from gymgate.runs.described.spec import RunSpec
 from support.json_output import read_output
+from support.stacks import all_gone
 from support.upstream import scripted_chat
 
 # The first use of a release installs it.
@@ -75,6 +77,31 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
     (metrics,) = read_output("run", again.stdout)["environments"].values()
     assert (metrics["rollouts"], metrics["mean_reward"]) == (2, 1.0)
     assert "3 of 5 rows" in again.stderr
+
+
+def test_servers_that_linger_serve_the_next_command_that_lingers() -> None:
+    def lingering(*words: str) -> tuple[list[dict[str, Any]], str]:
+        done = run("example_session_state_mgmt", "-n", "1", "--hang-timeout", str(1000 + os.getpid()), *words)
+        assert done.returncode == 0, done.stderr
+        command = [sys.executable, "-m", "gymgate", "ps", "--json"]
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        stacks = read_output("ps", listed)["stacks"]
+        return [each for each in stacks if each["ends_in_s"] and "example_session" in str(each)], done.stderr
+
+    stacks, said = lingering("--linger", "60")
+    try:
+        assert said.splitlines()[-1].endswith("gymgate stop ends the servers, which else stay for 60 s")
+        later, _ = lingering("--linger", "90")
+        assert [each["pid"] for each in later] == [each["pid"] for each in stacks]
+        assert 60 < later[0]["ends_in_s"] <= 90
+        alone, said = lingering()
+        assert "gymgate stop" not in said
+        assert [each["pid"] for each in alone] == [each["pid"] for each in stacks]
+    finally:
+        for stack in stacks:
+            os.kill(stack["pid"], signal.SIGTERM)
+    assert asyncio.run(all_gone([stack["pid"] for stack in stacks]))
+    assert len(stacks) == 1
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,11 @@ def test_a_row_says_what_a_stack_does(show: Show) -> None:
     assert stacks[0]["environments"][1] == {"name": "calendar", "state": "down"}
 
 
+def test_a_stack_that_lingers_says_how_long(show: Show) -> None:
+    show(DaemonReport("ready", 0, [], 0, {"mcqa": "up"}, ends_in_s=29.6))
+    assert "shared, 0 leases, ends in 30 s" in run("ps").stdout
+
+
 def test_what_cannot_be_looked_at_is_named(show: Show, ended: list[tuple[int, bool]]) -> None:
     show(elsewhere=[Path("/tmp/gymgate-0/p-x-1-y")], of_other_users=3)
     for command in (["ps"], ["stop", "--all"]):

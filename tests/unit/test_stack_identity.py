@@ -40,7 +40,8 @@ def name_of(config: StackConfig | None = None, **fields: Any) -> str:
 def test_one_config_is_one_stack() -> None:
     assert name_of() == name_of()
     assert name_of(judged(api_key="a")) == name_of(judged(api_key="a"))
-    assert name_of() != name_of(linger_s=1)
+    assert name_of() == name_of(linger_s=1)
+    assert name_of() != name_of(max_restarts=1)
     assert identity_of(judged(), b"another user's") != name_of(judged())
 
 

@@ -27,6 +27,8 @@ def stack_fields(
     """
     values, fields = context.params, option_fields(context)
     stack = {**file, **fields[StackConfig]}
+    if fields[StackConfig].get("linger_s"):
+        stack.setdefault("share", "machine")
     stack["environments"] = environment_configs(context, names or file.get("environments") or ())
     if judges := parse_judges(values.get("judges", ()), values.get("judge_key_vars", ())):
         stack["models"] = table(file, "models") | judges

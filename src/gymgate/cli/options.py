@@ -441,6 +441,14 @@ ENVIRONMENT_OPTIONS = (
     field_option("Limits", StackConfig, "agent_processes", "--agent-processes"),
     field_option("Limits", StackConfig, "hang_timeout_s", "--hang-timeout"),
     field_option("Limits", StackConfig, "stock_servers"),
+    field_option(
+        "Limits",
+        StackConfig,
+        "linger_s",
+        "--linger",
+        help="Keep the servers for so many seconds after the command, and use those that an earlier command with --linger kept, "
+        "if they have the same settings. `gymgate ps` shows them.",
+    ),
 )
 
 

@@ -50,6 +50,8 @@ class ListedStack:
     leases: int | None
     processes: Sequence[int]
     """The processes that have leases."""
+    ends_in_s: float | None
+    """Seconds until it ends, if it lingers for somebody else to come."""
     socket: Path
     """What `StackConfig(server=...)` joins the stack by."""
     directory: Path
@@ -111,6 +113,7 @@ def _listed(daemon: DaemonProcess, report: DaemonReport) -> ListedStack:
         command=daemon.owner_command,
         leases=report.leases,
         processes=report.processes,
+        ends_in_s=report.ends_in_s,
         socket=daemon.command.socket_path,
         directory=daemon.command.directory,
     )
@@ -140,7 +143,8 @@ def _user(stack: ListedStack) -> str:
     """Return who uses a stack, on one line."""
     if stack.owner is None:
         leases = "?" if stack.leases is None else stack.leases
-        return f"shared, {leases} {'lease' if leases == 1 else 'leases'}"
+        ends = "" if stack.ends_in_s is None else f", ends in {stack.ends_in_s:.0f} s"
+        return f"shared, {leases} {'lease' if leases == 1 else 'leases'}{ends}"
     if stack.command is None:
         return f"{stack.owner} (ended)"
     return f"{stack.owner} {command_text(stack.command)}"

@@ -211,7 +211,11 @@ def finish(
             _log_output(run, output, base)
         elif rows:
             mine = "add -b URL -m MODEL for your model" if run.replayed else ""
-            log_next(mine, "add -o DIR to keep the rollouts, for gymgate report and gymgate compare")
+            log_next(
+                mine,
+                "add -o DIR to keep the rollouts, for gymgate report and gymgate compare",
+                _lingering(run),
+            )
     if error is not None:
         raise error
     if interrupted:
@@ -302,7 +306,14 @@ def _log_output(run: Collection, output: Path, base: Path | None) -> None:
         f"gymgate report {path}",
         f"gymgate aggregate {path}",
         f"gymgate export {path} --to FORM -o FILE",
+        _lingering(run),
     )
+
+
+def _lingering(run: Collection) -> str:
+    """What to do about servers that `--linger` keeps."""
+    seconds = run.stack.linger_s
+    return f"gymgate stop ends the servers, which else stay for {seconds:g} s" if seconds else ""
 
 
 def _exit_code(run: Collection, *, interrupted: bool) -> int:

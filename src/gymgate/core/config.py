@@ -341,7 +341,7 @@ class StackSettings(Config):
     start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until every server must listen (installing the runtime is not counted)."""
     linger_s: float = Field(default=0.0, ge=0)
-    """Seconds that the stack stays up after its last lease has ended."""
+    """Seconds that the stack stays up after its last lease has ended: the longest that one of its users asked for."""
     max_restarts: int = Field(default=3, ge=0)
     """Restarts of an environment's servers within `restart_window_s` after one of them died. After one more death the
     environment stays down. The first restart is immediate, later ones wait 0.5 s, 1 s, 2 s, up to 30 s."""

@@ -135,6 +135,8 @@ class DaemonReport:
     """Rollouts under way."""
     environments: dict[str, str] = field(default_factory=dict)
     """Each environment's state."""
+    ends_in_s: float | None = None
+    """Seconds until it ends, if it lingers for somebody else to come."""
 
 
 def find_daemons() -> DaemonOverview:

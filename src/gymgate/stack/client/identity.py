@@ -30,15 +30,15 @@ logger = logging.getLogger(__name__)
 def identity_of(config: StackConfig, salt: bytes) -> str:
     """Return 16 hex digits, equal for two processes exactly if one stack can serve both. Blocks for milliseconds.
 
-    Beside the config they depend on machine and PID namespace, on gymgate's own code, on where relative paths lead, on
-    the code of the user's own environments, on the values of `env_vars` and of the variables that name proxies and
-    certificates, and on the endpoints of judges with their keys: calls that carry no rollout key cannot be told apart by
+    Beside the config, without `linger_s`, they depend on machine and PID namespace, on gymgate's own code, on where relative
+    paths lead, on the code of the user's own environments, on the values of `env_vars` and of the variables that name proxies
+    and certificates, and on the endpoints of judges with their keys: calls that carry no rollout key cannot be told apart by
     lease, so leases with different keys get stacks of their own.
     `salt` is a secret of this user, so that nothing can be guessed from the digits. Raises `ConfigError` if the variable
     of a key is not set.
     """
     parts = {
-        "config": stack_to_wire(config),
+        "config": stack_to_wire(config.model_copy(update={"linger_s": 0.0})),
         "variables": {name: os.environ.get(name) for name in (*config.env_vars, *NETWORK)},
         "gymgate": _package(),
         "paths": [*_paths(config)],

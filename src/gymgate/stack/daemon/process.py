@@ -44,6 +44,8 @@ class Daemon:
         """The connections that have not said bye and do not only observe."""
         self._orphaned = False
         """Whether the process that started this one is gone."""
+        self._asked_linger_s = 0.0
+        """The longest `linger_s` that a user of the stack asked for."""
         self._stopping = asyncio.Event()
         self._stack: RunningStack | None = None
         self._start: SharedStart[RunningStack] | None = None
@@ -80,6 +82,7 @@ class Daemon:
     async def started(self, config: StackConfig) -> RunningStack:
         """Return the stack, started by the first caller. A failed start is raised in everyone who waits."""
         self._disarm()
+        self._asked_linger_s = max(self._asked_linger_s, config.linger_s)
         if self._start is None:
             self._start = SharedStart(lambda: self._start_stack(config))
         return await self._start.get()
@@ -122,6 +125,7 @@ class Daemon:
         return {
             "state": "stopping" if self.is_retired else "ready" if is_up else "starting",
             "leases": len(self.leases),
+            "ends_in_s": self._timer.when() - self._loop.time() if self._timer and self._linger_s else None,
             "processes": sorted(processes),
             **({"environments": {}, "rollouts": 0} if self._stack is None else self._stack.summary()),
         }
@@ -158,8 +162,7 @@ class Daemon:
         """Zero for the stack of one process that is gone, since nobody else can come back to it."""
         if self._start is None or (stack := self._start.value) is None:
             return 0.0
-        config = stack.config
-        return 0.0 if self._orphaned and config.share == "process" else config.linger_s
+        return 0.0 if self._orphaned and stack.config.share == "process" else self._asked_linger_s
 
     def _progress(self, message: str) -> None:
         """Send a line to everyone who waits for the stack. Callable from any thread."""
