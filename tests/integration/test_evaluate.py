@@ -88,6 +88,20 @@ def test_what_failed_is_returned_and_told(capfd: pytest.CaptureFixture[str]) -> 
     assert evaluation.metrics[0]["failed"] == 2
 
 
+def test_failed_attempts_are_counted_though_a_later_one_finished(tmp_path: Path) -> None:
+    failures = iter([TimeoutError("slow")])
+
+    def policy(request: dict[str, Any]) -> str:
+        for error in failures:
+            raise error
+        return first_answer(request)
+
+    evaluation = gymgate.evaluate("mcqa", policy=policy, limit=2, output=tmp_path, runtime=runtime())
+    assert evaluation.failed == []
+    assert evaluation.metrics[0]["asked_again"] == 1
+    assert evaluation.metrics == gymgate.summarize(tmp_path).environments
+
+
 @pytest.mark.parametrize("progress", [True, False])
 def test_what_is_wrong_with_rows_is_noted_and_told_once(
     progress: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]

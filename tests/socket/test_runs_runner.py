@@ -27,6 +27,8 @@ from gymgate.rollouts.row import make_row
 from gymgate.runs.collected import run as run_module
 from gymgate.runs.collected.run import Collection, describe_calls
 from gymgate.runs.collected.stream import rollouts_of
+from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.metrics import summary_rows
 from gymgate.runs.described.pace import Pace
 from gymgate.runs.described.plan import PlannedRollout, RolloutPlan
 from gymgate.runs.stored.layout import FAILURES, ROLLOUTS
@@ -228,6 +230,19 @@ async def test_a_resume_gives_each_rollout_once_however_often_it_was_tried(tmp_p
     fails.clear()
     assert sorted(await given(again(rerun_failed=True))) == [(n, "completed") for n in range(3)]
     assert sorted(await given(again())) == [(n, "completed") for n in range(3)]
+
+
+async def test_a_run_counts_failures_as_its_files_do(tmp_path: Path) -> None:
+    """Also those of rollouts that `--rerun-failed` ran again, whether they finished or failed for another reason."""
+    for rerun, kinds in enumerate((["policy", "policy", None], ["timeout", None, None])):
+
+        async def run_one(planned: PlannedRollout, kinds: Any = kinds) -> Rollout:
+            return failed(kinds[planned.task]) if kinds[planned.task] else completed(planned)
+
+        made = made_up_run(plan_of(3), run_one, output=tmp_path, rerun_failed=bool(rerun))
+        await made.run()
+        assert summary_rows(made.progress.tasks) == summary_rows(read_runs([tmp_path]).tasks)
+    assert "1 failed (timeout 1), asked again 9 times" in summary_rows(made.progress.tasks)[0]["account"]
 
 
 async def let_others_run() -> None:

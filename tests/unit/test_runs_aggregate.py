@@ -352,6 +352,20 @@ def test_a_rollout_that_failed_permanently_in_two_runs_failed_once(tmp_path: Pat
     assert (len([*runs.rollouts()]), len([*runs.rollouts(failed=True)])) == (1, 2)
 
 
+def test_a_rollout_that_failed_again_counts_as_it_ended_the_last_time(tmp_path: Path) -> None:
+    """So after `--rerun-failed` the table says why it fails now, and not what was mended before."""
+
+    def failures(reason: str) -> list[dict[str, Any]]:
+        error = {"kind": reason, "type": "Error", "message": reason, "judge": reason == "judge"}
+        return [{**line(0, 0, None), "final": final, "error": error} for final in (False, True)]
+
+    run = write_run(tmp_path, [line(0, 1, 1.0)], failures=[*failures("judge"), *failures("timeout")])
+    table = read_runs([run])
+    assert [*table.tasks.counts.causes] == ["Error: timeout"]
+    assert "1 failed (timeout 1), asked again 3 times" in summary_rows(table.tasks)[0]["account"]
+    assert [attempt.error and attempt.error.kind for attempt in table.rollouts(failed=True)] == [None, "timeout"]
+
+
 def test_a_rollout_that_will_be_tried_again_has_not_failed(tmp_path: Path) -> None:
     attempt = {**line(0, 0, None), "final": False, "error": {"kind": "timeout"}}
     [task] = read_runs([write_run(tmp_path, [line(0, 1, 1.0)], failures=[attempt])]).tasks.ordered()

@@ -75,6 +75,14 @@ def test_the_binomial_interval_ends_where_the_passes_become_unlikely(count: int)
             assert 1 - at_least(passed + 1, count, high) == pytest.approx(0.025, abs=1e-9)
 
 
+def test_one_task_with_nearly_every_rollout_right_has_an_interval() -> None:
+    """Its upper end is closer to 1 than any other number."""
+    for rate in (0.9, 0.95, 0.99):
+        low, high = st.confidence_interval(rate, None, 1, (0.0, 1.0))
+        mirrored = st.confidence_interval(1 - rate, None, 1, (0.0, 1.0))[1]
+        assert (low, high) == (pytest.approx(1 - mirrored), pytest.approx(1))
+
+
 def test_intervals_that_tasks_say_nothing_of() -> None:
     assert st.confidence_interval(None, None, 0, (0.0, 1.0)) == (None, None)
     assert st.confidence_interval(0.5, None, 3, UNBOUNDED) == (None, None)

@@ -128,7 +128,7 @@ async def evaluate_async(
                 show(run.progress)
         settings_of_policy = run.settings()["policy"]
     rollouts.sort(key=lambda rollout: (rollout.task, rollout.identity.order))
-    tasks = CollectedTasks()
+    tasks = CollectedTasks(asked_again=run.progress.tasks.asked_again)
     for rollout in rollouts:
         tasks.add(score_of(rollout))
     metrics = summary_rows(tasks, ks)

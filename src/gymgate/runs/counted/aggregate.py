@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.runs.counted.account import notes_on
 from gymgate.runs.counted.tasks import CollectedTasks
-from gymgate.runs.described.plan import IdentitySet
+from gymgate.runs.described.plan import Identity, IdentitySet
 from gymgate.runs.described.settings import context_overflow_of, differences, is_example
 from gymgate.runs.stored.attempts import Attempt
 from gymgate.runs.stored.gym_rollouts import read_gym_failures, read_scored_failures, stored_attempts
@@ -309,15 +309,18 @@ def _read(runs: Sequence[Run], *, failed: bool = True) -> Iterator[tuple[int, At
     for number, run in enumerate(runs):
         is_first = (path := run.path.resolve()) not in read
         read.add(path)
-        for attempt in chain(failed_lines[number], _failed_attempts(run)):
-            environment = environments.get((run.whole, attempt.row_key, attempt.occurrence), "")
-            if not attempt.environment and environment:
-                attempt = attempt.in_environment(environment)
+        ended: dict[str, IdentitySet] = defaultdict(IdentitySet)
+        last: dict[tuple[str, Identity], int] = {}  # of those that ended more than once: `--rerun-failed`
+        for place, attempt in enumerate(_failed_attempts(run, failed_lines[number], environments)):
+            if attempt.final and not ended[attempt.environment].add(attempt.identity):
+                last[attempt.environment, attempt.identity] = place
+        for place, attempt in enumerate(_failed_attempts(run, failed_lines[number], environments)):
             if not is_first:
                 yield number, attempt, "failed duplicate"
             elif (
                 attempt.final
                 and attempt.identity not in finished[attempt.environment]
+                and place >= last.get((attempt.environment, attempt.identity), 0)
                 and lost[attempt.environment].add(attempt.identity)
             ):
                 yield number, attempt, "failed rollout"
@@ -325,9 +328,14 @@ def _read(runs: Sequence[Run], *, failed: bool = True) -> Iterator[tuple[int, At
                 yield number, attempt, "failed attempt"
 
 
-def _failed_attempts(run: Run) -> Iterator[Attempt]:
-    """Yield a run's failed attempts, of a file the last one of each rollout that NeMo Gym noted."""
-    return read_gym_failures(run.path) if run.is_file else stored_attempts(run.path / FAILURES)
+def _failed_attempts(
+    run: Run, lines: Sequence[Attempt], environments: Mapping[tuple[Path, str, int], str]
+) -> Iterator[Attempt]:
+    """Yield the failed attempts among a run's lines and in its own file, of NeMo Gym's the last one of each rollout."""
+    noted = read_gym_failures(run.path) if run.is_file else stored_attempts(run.path / FAILURES)
+    for attempt in chain(lines, noted):
+        environment = environments.get((run.whole, attempt.row_key, attempt.occurrence), "")
+        yield attempt if attempt.environment or not environment else attempt.in_environment(environment)
 
 
 def _first_with(attempt: Attempt, runs: Sequence[Run]) -> Path:

@@ -146,7 +146,9 @@ def beta_quantile(p: float, a: float, b: float) -> float:
 
 
 def incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularized incomplete beta function I_x(a, b) for 0 < x < 1, by its continued fraction (DLMF 8.17.22)."""
+    """The regularized incomplete beta function I_x(a, b) for 0 < x <= 1, by its continued fraction (DLMF 8.17.22)."""
+    if x == 1:  # as close as a number comes to a quantile above it
+        return 1.0
     if x > (a + 1) / (a + b + 2):  # where it converges slowly
         return 1 - incomplete_beta(1 - x, b, a)
     fraction = 1.0

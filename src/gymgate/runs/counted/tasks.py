@@ -133,18 +133,18 @@ class CollectedTasks:
         )
 
     def add(self, score: Score) -> None:
-        """Count a rollout that finished or failed permanently. One that finishes after it had failed has not failed."""
+        """Count a rollout that finished or failed permanently. One that had failed before is counted as it ended the last time."""
         self.usage.add(score.task.environment, score.tokens)
         task = self._task_of(score)
-        if score.outcome.reason == "failed":
-            if score.order not in task.failures:
-                cause = self.counts.add(score.outcome, score.cause)
-                task.failures = {**task.failures, score.order: Failure(score.failed_kind, cause)}
-            return
         if score.order in task.failures:
             failures = {**task.failures}
             self.counts.forget_failure(failures.pop(score.order).cause)
             task.failures = failures
+            self.asked_again[score.task] += 1
+        if score.outcome.reason == "failed":
+            cause = self.counts.add(score.outcome, score.cause)
+            task.failures = {**task.failures, score.order: Failure(score.failed_kind, cause)}
+            return
         if score.answer_key is not None:
             self.answer_keys.setdefault(task.environment, score.answer_key)
         self.not_numbers += score.is_no_number
