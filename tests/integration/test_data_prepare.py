@@ -284,6 +284,24 @@ def test_packages_that_stay_missing_are_an_error(
         prepared("aime24", tmp_path / "out")
 
 
+def test_what_came_before_a_missing_package_is_counted_once(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first dataset of a config is there when the script of the second one lacks a package, and is written again."""
+    module = importlib.import_module("gymgate.gym.preparation.prepare")
+    run_program = module.run_program
+    lacks = [{"event": "lacks", "requirements": ["a-package"]}]
+
+    def lacking_once(*args: Any) -> Iterator[dict[str, Any]]:
+        for event in run_program(*args):
+            yield lacks.pop() if event["event"] == "done" and lacks else event
+
+    monkeypatch.setattr(module, "run_program", lacking_once)
+    monkeypatch.setattr(module, "_runtime_with", lambda config, *args: ensure_runtime(config.runtime))
+    [note] = prepared("calendar", tmp_path / "out", splits=("train",)).files.values()
+    assert [source.rows for source in note.sources] == [note.rows]
+
+
 @pytest.mark.heavy  # a minute: it installs reasoning_gym
 def test_reasoning_gyms_generator_makes_rows(hub: Hub, tmp_path: Path) -> None:
     generator = ("--task", "chain_sum", "--size", "7", "--seed", "3")

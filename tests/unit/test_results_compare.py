@@ -222,6 +222,18 @@ def test_runs_that_score_context_overflows_otherwise(tmp_path: Path, other: Any,
     assert ("--context-overflow" in done.stderr) == is_said
 
 
+def test_runs_of_different_graders_are_named(tmp_path: Path) -> None:
+    """Another grader can make a run better or worse, too."""
+    runs = [make_run(tmp_path / name, [[1.0]]) for name in "abc"]
+    for path, digest in zip(runs, ("one", "two", "one"), strict=True):
+        described = orjson.loads((path / "run.json").read_bytes())
+        described["settings"]["environments"] = [{"name": "e", "content": {"app.py": digest}}]
+        (path / "run.json").write_bytes(orjson.dumps(described))
+    first, second, third = map(str, runs)
+    assert "environment.content.app.py" in CliRunner().invoke(command, [first, second]).stderr
+    assert "environment.content" not in CliRunner().invoke(command, [first, third]).stderr
+
+
 def test_rows_of_one_run_alone_are_named(tmp_path: Path) -> None:
     few, many = make_run(tmp_path / "a", [[1.0]]), make_run(tmp_path / "b", [[1.0]] * 5)
     lines = CliRunner().invoke(command, [str(few), str(many)]).stdout.splitlines()
@@ -378,6 +390,14 @@ def test_the_interval_ends_where_differences_do(tmp_path: Path) -> None:
     assert ends == (-1.0, pytest.approx(-2 / 3 + 4.302653 / 3))
     [row] = compared(base, make_run(tmp_path / "c", [[-9.0], [0.0], [1.0]])).rows
     assert row["difference_ci95_low"] < -10, "rewards of no known range have no such end"
+    beyond = make_run(tmp_path / "d", [[0.0, -9.0], [0.0, 1.0], [1.0, 1.0]])
+    [row] = compared(base, beyond).rows
+    assert row["difference_ci95_low"] < -2, "nor have they if such a one has no pair"
+
+
+def test_one_row_of_graded_rewards_has_no_interval(tmp_path: Path) -> None:
+    [row] = compared(make_run(tmp_path / "a", [[0.0]]), make_run(tmp_path / "b", [[0.96]])).rows
+    assert (row["difference"], row["difference_ci95_low"], row["difference_ci95_high"]) == (0.96, None, None)
 
 
 def test_failed_rollouts_that_would_undo_a_decision(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.record import ModelCall
 from gymgate.runs.counted.aggregate import read_runs
 from gymgate.runs.described.plan import Identity, Shard
-from gymgate.runs.described.settings import settings_of
+from gymgate.runs.described.settings import differences, settings_of
 from gymgate.runs.stored.record import CollectedRollout, failure_line
 from gymgate.stack import AgentInfo
 
@@ -223,6 +223,24 @@ async def test_a_rollout_is_answered_from_its_own_recording(tmp_path: Path) -> N
     assert [each["policy"] for each in asked] == [
         ReplayEndpoint(rollouts=(str(run.path),), index=index) for index in range(2)
     ]
+
+
+def test_a_run_in_the_place_of_another_one_is_another(tmp_path: Path) -> None:
+    """Else its rollouts would be taken for those that were scored before: equal rows, repeats and policy."""
+    source, path = tmp_path / "rows.jsonl", tmp_path / "run"
+    [key] = rows_at(source, "one")
+    path.mkdir()
+    settings = []
+    for created in (1, 2):
+        described = {"format": 1, "settings": {"policy": {}}, "created": created}
+        (path / "run.json").write_bytes(orjson.dumps(described))
+        stored(path / "rollouts.jsonl", line(row_key=key, source=str(source)))
+        run = StoredRun(path)
+        policy = ReplayEndpoint(rollouts=(str(path),))
+        settings.append(
+            Rescoring(StackConfig(environments=("e",)), policy, run.plan(), stored=run).settings()
+        )
+    assert differences(*settings) == ["rescored.created: 1 there, 2 here"]
 
 
 def test_seeds_are_those_of_the_run(tmp_path: Path) -> None:

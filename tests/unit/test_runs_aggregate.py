@@ -363,7 +363,10 @@ def test_a_rollout_that_failed_again_counts_as_it_ended_the_last_time(tmp_path: 
     table = read_runs([run])
     assert [*table.tasks.counts.causes] == ["Error: timeout"]
     assert "1 failed (timeout 1), asked again 3 times" in summary_rows(table.tasks)[0]["account"]
-    assert [attempt.error and attempt.error.kind for attempt in table.rollouts(failed=True)] == [None, "timeout"]
+    assert [attempt.error and attempt.error.kind for attempt in table.rollouts(failed=True)] == [
+        None,
+        "timeout",
+    ]
 
 
 def test_a_rollout_that_will_be_tried_again_has_not_failed(tmp_path: Path) -> None:

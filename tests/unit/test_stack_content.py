@@ -93,6 +93,12 @@ def test_an_environments_content_is_its_code_and_config(
     assert changed(before, content(repository)) == names
 
 
+@pytest.mark.parametrize("words", ["from resources_servers import base", "import resources_servers.base"])
+def test_a_server_that_is_imported_counts_however_it_is(repository: Path, words: str) -> None:
+    (repository / SERVER / "app.py").write_text(f"{words}\n")
+    assert "resources_servers/base/app.py" in content(repository)
+
+
 def test_content_does_not_depend_on_place_and_times(repository: Path, tmp_path: Path) -> None:
     before = content(repository)
     elsewhere = tmp_path / "other" / "checkout"

@@ -32,7 +32,7 @@ from gymgate.results.compare import (
 )
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import opening
-from gymgate.runs.counted.aggregate import read_runs
+from gymgate.runs.counted.aggregate import read_runs, scored_differently
 from gymgate.runs.counted.tasks import Task
 from gymgate.runs.described.settings import example_note, policy_name
 from gymgate.runs.stored.attempts import Attempt
@@ -145,6 +145,8 @@ def command(
                 f"context overflows: {overflows[0]} in {first}, {overflows[1]} in {other} (--context-overflow), so one run "
                 "scores rollouts that the other leaves out"
             )
+        for note in scored_differently([base.runs[0], against.runs[0]]):
+            log(note)
         for path, read in ((first, base), (other, against)):
             for note in read.notes:
                 log(note if str(path) in note else f"{path}: {note}")

@@ -242,8 +242,8 @@ def _row(
     every = [difference for of_row in differences for difference in of_row]
     better, worse = (sum(sign * difference > 0 for difference in every) for sign in (1, -1))
     sides = [[reward for pairs in mine for reward in getattr(pairs, side)] for side in ("first", "second")]
-    known = [pair for pairs in mine for pair in (*zip(pairs.first, pairs.second, strict=True), *pairs.failed)]
-    are_shares = all(reward is None or 0 <= reward <= 1 for pair in known for reward in pair)
+    tasks = [task for pairs in mine for task in (pairs.task, pairs.other)]
+    are_shares = all(0 <= reward <= 1 for task in tasks for reward in task.rewards())
     mean, error, count = st.mean(every), st.clustered_error(differences), sum(map(bool, differences))
     low, high = st.confidence_interval(
         mean, error, count, (-1.0, 1.0) if are_shares else (-math.inf, math.inf)

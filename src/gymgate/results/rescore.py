@@ -64,6 +64,8 @@ class StoredRun:
         """Those of its rows that may be loaded."""
         self.settings: Mapping[str, Any] = {}
         """Settings of the run; empty for a file."""
+        self.created: int | None = None
+        """Its start, in seconds since 1970: another run may take its place."""
         self.rollouts: dict[Identity, StoredRollout] = {}
         self.rows: dict[tuple[str, int], StoredRow] = {}
         """By row key and occurrence."""
@@ -109,9 +111,10 @@ class StoredRun:
         )
 
     def _read_settings(self, directories: Sequence[Path]) -> None:
-        self.settings, *others = (read_run(directory)["settings"] for directory in directories)
+        first, *others = map(read_run, directories)
+        self.settings, self.created = first["settings"], first.get("created")
         for directory, other in zip(directories[1:], others, strict=True):
-            if changed := differences(self.settings, other):
+            if changed := differences(self.settings, other["settings"]):
                 raise ConfigError(
                     f"{directories[0]} and {directory} have other settings ({'; '.join(changed)}); rescore them separately"
                 )
@@ -185,8 +188,10 @@ class Rescoring(Collection):
     stored: StoredRun = field(kw_only=True)
 
     def settings(self) -> dict[str, Any]:
-        origin = {"run": str(self.stored.path.resolve()), "judge_failed_only": self.stored.judge_failed_only}
-        inherited = {name: self.stored.settings.get(name) for name in ("nemo_gym", "policy")}
+        stored = self.stored
+        origin = {"run": str(stored.path.resolve()), "created": stored.created}
+        origin["judge_failed_only"] = stored.judge_failed_only
+        inherited = {name: stored.settings.get(name) for name in ("nemo_gym", "policy")}
         return {**super().settings(), "rescored": {**origin, **inherited}}
 
     async def _run_one(self, stack: Stack, planned: PlannedRollout) -> Rollout:

@@ -26,7 +26,9 @@ from gymgate.gym.server_code import component_roots, own_files
 
 CODE = (".py", ".yaml", ".yml", ".toml", ".txt", ".j2", ".jinja")
 """Suffixes of files that decide what an environment does. Data and files that servers write do not count."""
-_OTHER_SERVER = re.compile(rf"^\s*(?:from|import)\s+({'|'.join(SERVER_KINDS)})\.(\w+)", re.MULTILINE)
+_OTHER_SERVER = re.compile(
+    rf"^\s*(?:from|import)\s+({'|'.join(SERVER_KINDS)})(?:\.|\s+import\s+)(\w+)", re.MULTILINE
+)
 _SECRET = re.compile(
     r"(key|token|secret|passwo?r?d|auth|authorization|bearer|credential|cookie)s?[\d_-]*$|(?<![a-z])pwd?\d*$|header",
     re.IGNORECASE,

@@ -148,6 +148,7 @@ class _Preparation:
     def run(self, runtime: Runtime, spare: Sequence[str] = ()) -> Sequence[str]:
         """Run the program. Returns the packages to install before it is run again: those that a script declares, or
         `spare` after an import failed; empty if it has done everything."""
+        self.sources, self.bad, self.bad_rows = {}, [], 0
         order = order_for(self.config, self.environment, self.chosen, runtime, self.directory)
         variables, log = program_env(self.config), self.directory / LOG
         for event in run_program(runtime.python, order, variables, log, self.config.timeout_s):

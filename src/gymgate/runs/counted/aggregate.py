@@ -183,7 +183,7 @@ def read_runs(
         strange=[
             *(note for tally in tallies for note in tally.strange_ones()),
             *(f"{overlap}; the first is taken" for overlap in overlaps),
-            *_mixed(runs),
+            *scored_differently(runs),
         ],
         gaps=[*without, *(note for tally in tallies for note in tally.gaps())],
         missing_shards=[*_missing_shards(runs), *_uneven_shards(runs)],
@@ -255,7 +255,7 @@ def _deciding(run: Run) -> dict[str, Any]:
     return {"policy": run.policy, "context_overflow": context_overflow_of(run.settings)}
 
 
-def _mixed(runs: Sequence[Run]) -> Iterator[str]:
+def scored_differently(runs: Sequence[Run]) -> Iterator[str]:
     """Name the runs that score an environment by other settings than an earlier run, and those settings, not their values."""
     first: dict[str, tuple[Run, dict[str, Any]]] = {}
     for run in runs:

@@ -133,7 +133,7 @@ class CollectedTasks:
         )
 
     def add(self, score: Score) -> None:
-        """Count a rollout that finished or failed permanently. One that had failed before is counted as it ended the last time."""
+        """Count a rollout that finished or failed permanently. One that failed before counts as it ended last."""
         self.usage.add(score.task.environment, score.tokens)
         task = self._task_of(score)
         if score.order in task.failures:
