@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import linecache
 import os
 import shutil
 import sys
@@ -265,6 +266,37 @@ def test_keys_and_addresses_that_a_function_is_given_may_change() -> None:
     other = functools.partial(answer, api_key="b", url="http://h:2/v1", model="m")
     assert source_digest(one) == source_digest(other)
     assert source_digest(one) != source_digest(functools.partial(one, model="n"))
+
+
+def test_an_object_whose_class_stands_in_a_notebook_has_the_source_of_its_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python finds a class by its module's file, which a notebook has not, and a function by its cell."""
+    notebook = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+
+    def digest(answer: str) -> str | None:
+        source = f"class Policy:\n    def __call__(self, body): return {answer!r}\n"
+        cell = f"<cell {answer}>"
+        monkeypatch.setitem(linecache.cache, cell, (len(source), None, source.splitlines(True), cell))
+        exec(compile(source, cell, "exec"), vars(notebook))
+        return source_digest(notebook.Policy())
+
+    assert digest("a") == digest("a") != digest("b")
+
+
+class Counted:
+    calls = 0
+
+    def __call__(self, body: object) -> str:
+        Counted.calls += 1
+        return "a"
+
+
+def test_what_a_callable_counts_on_its_class_is_not_what_it_is() -> None:
+    before = source_digest(Counted())
+    Counted()({})
+    assert source_digest(Counted()) == before is not None
 
 
 class Tally:

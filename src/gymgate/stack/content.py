@@ -154,11 +154,13 @@ class _SourceReader:
             self.texts.append((name, inspect.getsource(value.__code__)))
             self._read_function(name, value)
         elif isinstance(value, type):
-            self.texts.append((name, inspect.getsource(value)))
+            changing = self._set | _set_later(value)
+            self._read_source(name, value)
             for member, item in vars(value).items():
                 if isinstance(function := inspect.unwrap(getattr(item, "__func__", item)), FunctionType):
+                    self._read_source(f"{name}.{member}", function.__code__)
                     self._read_function(f"{name}.{member}", function)
-                elif not member.startswith("__"):
+                elif not member.startswith("__") and member not in changing:
                     self.read(f"{name}.{member}", item, mutable=False)
             self._read_all(name, enumerate(value.__bases__), mutable=False)
         else:
@@ -176,6 +178,11 @@ class _SourceReader:
             self._read_all(
                 name, (item for item in attributes.items() if item[0] not in changing), mutable=False
             )
+
+    def _read_source(self, name: str, value: Any) -> None:
+        """Read a class or a part of it. Notebooks have the source of its functions alone, generated functions have none."""
+        with contextlib.suppress(OSError):
+            self.texts.append((name, inspect.getsource(value)))
 
     def _read_function(self, name: str, function: FunctionType) -> None:
         """Read what a function names, its defaults, and the variables of functions around it that it does not set."""
