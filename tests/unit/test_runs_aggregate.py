@@ -657,7 +657,7 @@ def test_gym_failures_are_counted(tmp_path: Path) -> None:
     (tmp_path / "r_failures.jsonl").write_text("".join(_json(value) + "\n" for value in failures))
     collected = read_runs([path]).tasks
     [row] = summary_rows(collected)
-    assert (row["tasks"], row["rollouts"], row["failed"]) == (3, 5, 3)
+    assert (row["tasks"], row["rollouts"], row["failed"], row["asked_again"]) == (3, 5, 3, 2)
     assert [task.failed for task in collected.ordered()] == [0, 2, 1]
     write_report([path], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -674,11 +674,19 @@ def test_a_gym_failure_that_counts_as_zero_is_a_rollout(tmp_path: Path) -> None:
     common = {"agent_ref": {"name": "a"}, "_ng_rollout_index": 0}
     failure = {**common, "_ng_failure_class": "agent_timeout"}
     path.write_text(_json({**common, "_ng_task_index": 0, "reward": 1.0}) + "\n")
-    failures = [(0, marked), (1, {}), (1, marked), (2, marked), (2, {})]
+    failures = [
+        (0, marked),
+        (1, {}),
+        (1, marked),
+        (2, marked),
+        (2, {}),
+        (3, marked),
+        (3, {"_ng_rollout_index": 1}),
+    ]
     lines = [_json({**failure, "_ng_task_index": task, **field}) + "\n" for task, field in failures]
     (tmp_path / "r_failures.jsonl").write_text("".join(lines))
     [row] = summary_rows(read_runs([path]).tasks)
-    assert (row["rollouts"], row["failed"], row["pass@1"]) == (3, 1, 0.5)
+    assert (row["rollouts"], row["failed"], row["pass@1"]) == (5, 2, pytest.approx(1 / 3))
 
 
 def test_each_rollout_has_an_answer_field_of_its_own(tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ def _read(runs: Sequence[Run], *, failed: bool = True) -> Iterator[tuple[int, At
 def _failed_attempts(
     run: Run, lines: Sequence[Attempt], environments: Mapping[tuple[Path, str, int], str]
 ) -> Iterator[Attempt]:
-    """Yield the failed attempts among a run's lines and in its own file, of NeMo Gym's the last one of each rollout."""
+    """Yield the failed attempts among a run's lines and in its file of failures."""
     noted = read_gym_failures(run.path) if run.is_file else stored_attempts(run.path / FAILURES)
     for attempt in chain(lines, noted):
         environment = environments.get((run.whole, attempt.row_key, attempt.occurrence), "")

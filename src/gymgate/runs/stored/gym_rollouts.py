@@ -96,13 +96,13 @@ def inputs_beside(path: Path) -> Path:
 
 
 def read_gym_failures(path: Path) -> Iterator[Attempt]:
-    """Yield the last failure of each rollout in `NAME_failures.jsonl` beside a file of rollouts.
+    """Yield the failures in `NAME_failures.jsonl` beside a file of rollouts, but those that count as a score of 0.
 
-    Yields nothing if there is no such file. Failures of rollouts that succeeded later are included.
+    Yields nothing if there is no such file. A rollout may have several, and have succeeded later.
     """
     beside = failures_beside(path)
-    for line, value in _last_failures(beside):
-        if counts_as_zero(value):
+    for line, value in read_values(beside):
+        if counts_as_zero(_numbered(value, beside, line)):
             continue
         error = {
             "kind": str(value.get("_ng_failure_class") or "unknown"),

@@ -37,7 +37,7 @@ class CollectedRollout(Rollout):
     source: str = ""
     line: int = 0
     attempt: int = 0
-    """Failed attempts before this one."""
+    """Failed attempts before this one; of one that failed, itself included."""
     finished: float = 0.0
     """Seconds since 1970."""
 
