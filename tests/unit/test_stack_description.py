@@ -67,6 +67,18 @@ def test_a_users_own_goes_by_its_content(tmp_path: Path) -> None:
     assert differences(one, changed)
 
 
+def test_a_sandboxs_file_counts_by_its_content(tmp_path: Path) -> None:
+    found, file = catalog(tmp_path / "site"), tmp_path / "sandbox.yaml"
+    environment = EnvironmentConfig(name="same", sandbox=str(file))
+    settings = []
+    for image in ("one", "one", "two"):
+        file.write_text(f"docker: {{image: {image}}}\n")
+        settings.append(described(found, environments=(environment,)))
+    assert not differences(settings[0], settings[1])
+    [changed] = differences(settings[0], settings[2])
+    assert "content.sandbox" in changed
+
+
 def test_a_judge_is_part_of_it_and_its_key_is_not(tmp_path: Path) -> None:
     found = catalog(tmp_path)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import gymgate
-from gymgate.core.config import HTTPEndpoint, ReplayEndpoint, StackConfig
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint, StackConfig
 from gymgate.core.errors import ConfigError
 from gymgate.stack.client import identity
 from gymgate.stack.client.identity import identity_of
@@ -60,6 +60,16 @@ def test_a_judges_credentials_are_part_of_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("KEY")
     with pytest.raises(ConfigError, match="KEY"):
         name_of(judged(api_key_env="KEY"))
+
+
+def test_a_sandboxs_file_is_part_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "sandbox.yaml"
+    file.write_text("docker: {image: one}\n")
+    environment = EnvironmentConfig(name="mcqa", sandbox=str(file))
+    before = name_of(environments=(environment,))
+    assert name_of(environments=(environment,)) == before
+    file.write_text("docker: {image: another}\n")
+    assert name_of(environments=(environment,)) != before
 
 
 def test_values_of_variables_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,9 +94,11 @@ def _replayed(path: Path) -> str:
 def _environment(
     name: str, spec: EnvironmentConfig, environment: Environment, config: StackConfig, catalog: Catalog
 ) -> dict[str, Any]:
-    """Every setting that differs from its default, those that a run has always held, and the content of a user's own code."""
+    """Settings that differ from their defaults, those that a run has always held, and the content of a user's own files."""
     environment_config = environment.config(spec.config)
     content = environment_content(environment_config, config.component_roots, catalog.site)
+    if spec.sandbox is not None and (file := Path(spec.sandbox).expanduser()).is_file():
+        content["sandbox"] = file_digest(file)
     return {
         **spec.model_dump(mode="json", include={"agent", "overrides"}),
         **spec.model_dump(mode="json", exclude_defaults=True),

@@ -72,6 +72,8 @@ def _trees(config: StackConfig) -> Iterator[Path]:
     for spec in config.environments:
         configs = (spec.config,) if isinstance(spec.config, str) else spec.config or ()
         names = [Path(name).expanduser() for name in (spec.name, *configs)]
+        if spec.sandbox is not None and (file := _absolute(spec.sandbox)).is_file():
+            yield file
         for path in (base / name for name in names for base in (_absolute(""), *roots)):
             if path.exists():
                 yield path
