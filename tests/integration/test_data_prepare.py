@@ -298,7 +298,8 @@ def test_what_came_before_a_missing_package_is_counted_once(
 
     monkeypatch.setattr(module, "run_program", lacking_once)
     monkeypatch.setattr(module, "_runtime_with", lambda config, *args: ensure_runtime(config.runtime))
-    [note] = prepared("calendar", tmp_path / "out", splits=("train",)).files.values()
+    hub.repositories[AIME] = {"README.md": b"", "data/train-00000-of-00001.parquet": parquet(SUMS)}
+    [note] = prepared("aime24", tmp_path / "out").files.values()
     assert [source.rows for source in note.sources] == [note.rows]
 
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import gymgate
 from gymgate.cli import cli
-from gymgate.core.errors import ConfigError, GymgateError
+from gymgate.core.errors import ConfigError, GymgateError, PolicyError
 from gymgate.results.export import COLUMNS
 from support.json_output import read_output
 from support.stacks import runtime
@@ -89,7 +89,7 @@ def test_what_failed_is_returned_and_told(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_failed_attempts_are_counted_though_a_later_one_finished(tmp_path: Path) -> None:
-    failures = iter([TimeoutError("slow")])
+    failures = iter([PolicyError("busy", retryable=True)])
 
     def policy(request: dict[str, Any]) -> str:
         for error in failures:
