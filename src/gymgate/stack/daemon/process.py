@@ -78,6 +78,7 @@ class Daemon:
             with contextlib.suppress(OSError):
                 self.path.unlink()
             self._stopping.set()
+            self._disarm()
 
     async def started(self, config: StackConfig) -> RunningStack:
         """Return the stack, started by the first caller. A failed start is raised in everyone who waits."""
