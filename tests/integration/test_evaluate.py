@@ -55,9 +55,12 @@ def test_a_function_is_evaluated_in_one_call(tmp_path: Path, capfd: pytest.Captu
     assert first == again != second
     assert [each["expected_answer"] for each in records[::2]] == answers()
     assert {each["extracted_answer"] for each in records} == {answers()[0]}
-    assert "mcqa" in capfd.readouterr().err  # progress
+    told = capfd.readouterr().err
+    assert "mcqa" in told  # progress
     assert "<table>" in evaluation._repr_html_()
-    assert "10 rollouts" in repr(evaluation)
+    account = f"10 rollouts: {2 * sum(right)} right, {10 - 2 * sum(right)} wrong"
+    for shown in (told, repr(evaluation), evaluation._repr_html_()):
+        assert account in shown
 
 
 async def test_it_can_be_called_where_an_event_loop_runs(capfd: pytest.CaptureFixture[str]) -> None:

@@ -158,6 +158,7 @@ async def test_a_deadline_ends_the_rollout(stack: Stack) -> None:
     rollout = await stack.run(ROW, policy=endpoint, environment=SIMPLE, limits=RolloutLimits(timeout_s=0.5))
     assert rollout.error is not None
     assert rollout.error.kind == "timeout"
+    assert "the policy" in rollout.error.message
     await asyncio.wait_for(ended.wait(), 5)
     assert (await stack.status())["rollouts"] == 0
 

@@ -32,9 +32,10 @@ async def start(
 
 
 async def run(policy: ScriptedPolicy, cwd: Path, *args: str) -> EvalLog:
-    """Run it to its end and return its log."""
+    """Run it to its end and return its log; what it printed is in `cwd`/printed.txt."""
     process = await start(policy, cwd, *args)
     out, _ = await process.communicate()
+    (cwd / "printed.txt").write_bytes(out)
     assert process.returncode == 0, out.decode()
     return the_log(cwd)
 

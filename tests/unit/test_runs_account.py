@@ -70,6 +70,17 @@ def test_an_account_says_what_a_score_is_made_of(tmp_path: Path) -> None:
     )
 
 
+def test_the_limits_that_cut_rollouts_off_are_named_where_they_are_known(tmp_path: Path) -> None:
+    full = {"response": {"incomplete_details": {"reason": "max_output_tokens"}}}
+    odd = ({"response": {"incomplete_details": ["?"]}}, {"response": []}, {})
+    lines = [line(0, repeat, 0.0, status="truncated", result=full) for repeat in range(2)]
+    lines += [line(1, 0, 0.0, status="truncated", limit="max_calls", result=full)]
+    lines += [line(2, repeat, 0.0, status="truncated", result=result) for repeat, result in enumerate(odd)]
+    lines += [line(3, 0, 1.0, status="truncated", result=full), line(3, 1, 0.0, result=full)]
+    account = "8 rollouts: 1 right, 1 wrong, 6 cut off (max_output_tokens 2, max_calls 1)"
+    assert accounted(tmp_path, lines) == account
+
+
 def test_other_rewards_than_0_and_1_are_a_distribution(tmp_path: Path) -> None:
     lines = [line(0, repeat, reward) for repeat, reward in enumerate((0.0, 2.0, 2.0))]
     table = read_runs([write_run(tmp_path / "few", lines)])

@@ -55,7 +55,8 @@ class Evaluation:
 
     def __repr__(self) -> str:
         mean = "none" if self.mean_reward is None else f"{self.mean_reward:.4g}"
-        return f"<Evaluation of {self.model}: {len(self.rollouts)} rollouts, {len(self.failed)} failed, mean reward {mean}>"
+        account = self.metrics[-1]["account"] if self.metrics else "no rollouts"
+        return f"<Evaluation of {self.model}: mean reward {mean}; {account}>"
 
     def _repr_html_(self) -> str:
         return RunSummary(self.metrics, False, self.notes)._repr_html_()
@@ -135,8 +136,8 @@ async def evaluate_async(
     notes = [*notes_on(tasks)]
     if is_example(run.names) and any(row["mean_reward"] is not None for row in metrics):
         notes.insert(0, example_note(metrics[-1]["tasks"]))
-    for note in notes if progress else ():
-        log(note)
+    for line in (*(row["account"] for row in metrics[-1:]), *notes) if progress else ():
+        log(line)
     # The run has logged these.
     notes += [*(f"left out: {error}" for error in run.plan.invalid), *run.plan.warnings]
     return Evaluation(

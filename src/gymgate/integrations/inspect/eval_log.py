@@ -33,6 +33,7 @@ from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
 from gymgate.integrations.inspect.task import conversation_of, target_of
 from gymgate.results.tables import checked_table
 from gymgate.rollouts.transcript import items_of
+from gymgate.runs.counted.account import Account
 from gymgate.runs.counted.aggregate import RunTable
 from gymgate.runs.counted.costs import UsageCounts
 from gymgate.runs.described.settings import shown_settings
@@ -101,7 +102,10 @@ async def _log_of(table: RunTable) -> EvalLog:
             model_args={"responses_api": True} if policy.get("dialect") == "responses" else {},
             config=EvalConfig(epochs=max(epochs.values(), default=1)),
             packages={name: metadata.version(name) for name in ("gymgate", "inspect-ai")},
-            metadata={"runs": [str(run.path) for run in table.runs]},
+            metadata={
+                "runs": [str(run.path) for run in table.runs],
+                "account": str(Account.of(table.tasks.ordered(), table.tasks)),
+            },
             scorers=[  # names, as its eval writes them: Inspect has no public class for these
                 {"name": SCORER, "metrics": [{"name": "inspect_ai/mean"}, {"name": "inspect_ai/stderr"}]}
             ],

@@ -6,21 +6,29 @@ import contextlib
 import functools
 import logging
 import secrets
+import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
 from inspect_ai.agent import AgentState
-from inspect_ai.hooks import Hooks, TaskStart, hooks
+from inspect_ai.hooks import Hooks, RunEnd, SampleEnd, TaskStart, hooks
+from inspect_ai.log import EvalSample
 from inspect_ai.model import ModelOutput
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from gymgate.core.config import CallableEndpoint
+from gymgate.core.errors import printable
 from gymgate.core.task_groups import task_group
 from gymgate.integrations import stacks
 from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.failures import RolloutFailed, failure_of
 from gymgate.integrations.inspect.policy import InspectPolicy, bridged
 from gymgate.rollouts import Rollout
+from gymgate.runs.counted.account import Account
+from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.stored.attempts import Attempt, StoredError
+from gymgate.runs.stored.score import Score, score_of
 from gymgate.stack import Stack
 
 TASK = "gymgate/nemo_gym"
@@ -35,8 +43,13 @@ def log(message: str) -> None:
     logger.info("%s", message)
 
 
-class _StackFirst(Hooks):  # type: ignore[misc]
-    """Starts the stack of an eval before its samples' time limits begin."""
+class _EvalHooks(Hooks):  # type: ignore[misc]
+    """Starts the stack of an eval before its samples' time limits begin, and says below Inspect's results what the score is
+    made of."""
+
+    def __init__(self) -> None:
+        self._tasks = defaultdict[str, CollectedTasks](CollectedTasks)
+        """By eval."""
 
     async def on_task_start(self, data: TaskStart) -> None:
         if data.spec.task_registry_name == TASK:
@@ -44,11 +57,37 @@ class _StackFirst(Hooks):  # type: ignore[misc]
                 options = EvalOptions.model_validate(data.spec.task_args)
                 await stacks.stack_for(options.run_spec().stack, log)
 
+    async def on_sample_end(self, data: SampleEnd) -> None:
+        if ROLLOUT_KEY in data.sample.metadata:
+            self._tasks[data.eval_id].add(score_of_sample(data.sample))
+
+    async def on_run_end(self, data: RunEnd) -> None:
+        for log in data.logs:
+            if tasks := self._tasks.pop(log.eval.eval_id, None):
+                account = Account.of(tasks.tasks.values(), tasks)
+                print(printable(f"{log.eval.task}: {account}"), file=sys.stderr, flush=True)
+
+
+def score_of_sample(sample: EvalSample) -> Score:
+    """Return what is counted of a sample. One that ended without a rollout's record failed, or is unscored."""
+    record = sample.store.get(ROLLOUT_KEY) or {"status": "failed" if sample.error else None}
+    error = record.get("error") or (sample.error and {"message": sample.error.message})
+    attempt = Attempt.model_construct(
+        environment=sample.metadata[ROLLOUT_KEY]["environment"],
+        row_key=str(sample.id),
+        repeat=sample.epoch,
+        error=StoredError.model_validate(error) if error else None,
+        **{name: record.get(name) for name in ("status", "limit", "reward", "answer_found", "result")},
+    )
+    return score_of(attempt)
+
 
 @functools.cache
 def _register_hook() -> None:
     """Register the hook once, when a task is made: Inspect announces hooks that it finds when it starts."""
-    hooks("stack", "starts NeMo Gym's servers before the first sample")(_StackFirst)
+    hooks("stack", "starts NeMo Gym's servers before the first sample, and says what the score is made of")(
+        _EvalHooks
+    )
 
 
 @solver  # type: ignore[untyped-decorator]

@@ -48,6 +48,8 @@ class Account:
     """Whether all rewards that count are 0 or 1."""
     own_failures: Counter[str] = field(default_factory=Counter)
     """Failures of the model's own, which count as wrong, by kind."""
+    limits: Counter[str] = field(default_factory=Counter)
+    """Rollouts that are cut off, by the limit that ended them, where it is known."""
     failures: Counter[str] = field(default_factory=Counter)
     """Rollouts that failed, by kind."""
     failed_as: float | None = None
@@ -65,14 +67,16 @@ class Account:
             account.retried_calls += task.retries
             account.failures.update(failure.kind for failure in task.failures.values())
             for score in task.scores:
-                account._add(score.outcome, score.remark)
+                account._add(score.outcome, score.remark, score.limit)
         account.parts["failed"] = account.counts.outcomes["failed"] = account.failures.total()
         return account
 
-    def _add(self, outcome: Outcome, remark: str | None) -> None:
+    def _add(self, outcome: Outcome, remark: str | None, limit: str | None) -> None:
         self.counts.add(outcome)
         part = part_of(outcome, remark)
         self.parts[part] += 1
+        if part == "cut off" and limit is not None:
+            self.limits[limit] += 1
         if (reward := outcome.reward) is None:
             return
         self.least, self.most = min(self.least, reward), max(self.most, reward)
@@ -114,18 +118,19 @@ class Account:
 
     def _scored_parts(self) -> Iterator[str]:
         if self.is_binary:
-            own = f" ({_kinds(self.own_failures)})" if self.own_failures else ""
             if self.counts.scored:
-                yield from (f"{self.parts['right']} right", f"{self.parts['wrong']} wrong{own}")
+                yield f"{self.parts['right']} right"
+                yield f"{self.parts['wrong']} wrong{_kinds(self.own_failures)}"
         elif self.rewards:
             yield _distribution(self.rewards)
         names: tuple[Part, ...] = ("no answer found", "cut off", "unscored", "masked")
-        yield from (f"{self.parts[name]} {name}" for name in names if self.parts[name])
+        kinds = {"cut off": _kinds(self.limits)}
+        yield from (f"{self.parts[name]} {name}{kinds.get(name, '')}" for name in names if self.parts[name])
 
     def _other_parts(self) -> Iterator[str]:
         if failed := self.parts["failed"]:
             counted = "" if self.failed_as is None else f" and counted as {self.failed_as:g}"
-            yield f"{failed} failed{counted} ({_kinds(self.failures)})"
+            yield f"{failed} failed{counted}{_kinds(self.failures)}"
         if again := self.asked_again:
             yield f"asked again {again} time{'s' * (again != 1)}"
         if calls := self.retried_calls:
@@ -133,9 +138,9 @@ class Account:
 
 
 def _kinds(counts: Mapping[str, int]) -> str:
-    return ", ".join(
-        f"{kind} {count}" for kind, count in sorted(counts.items(), key=lambda it: (-it[1], it[0]))
-    )
+    """` (policy 2, judge 1)`, or nothing without any."""
+    kinds = sorted(counts.items(), key=lambda it: (-it[1], it[0]))
+    return f" ({', '.join(f'{kind} {count}' for kind, count in kinds)})" if kinds else ""
 
 
 def _distribution(rewards: Counter[float]) -> str:

@@ -45,6 +45,7 @@ class TaskScore(NamedTuple):
     outcome: Outcome
     answer: str | None
     remark: str | None = None
+    limit: str | None = None
 
 
 class Failure(NamedTuple):
@@ -149,7 +150,8 @@ class CollectedTasks:
             self.answer_keys.setdefault(task.environment, score.answer_key)
         self.not_numbers += score.is_no_number
         self.counts.add(score.outcome, score.cause)
-        task.scores.append(self._shared(TaskScore(score.order, score.outcome, score.answer, score.remark)))
+        kept = TaskScore(score.order, score.outcome, score.answer, score.remark, score.limit)
+        task.scores.append(self._shared(kept))
         task.retries += score.retries or 0
         task.calls.add(score.calls)
         task.output_tokens.add(score.output_tokens)

@@ -73,6 +73,8 @@ class Score(NamedTuple):
     """Tokens of the policy's prompts; `None` if an answer did not say."""
     retries: int | None
     """How often calls were made again, to the policy or a judge."""
+    limit: str | None = None
+    """What cut a truncated rollout short, where that is known."""
 
 
 def score_of(rollout: CollectedRollout | Attempt, answer_key: str | None = None) -> Score:
@@ -109,6 +111,7 @@ def score_of(rollout: CollectedRollout | Attempt, answer_key: str | None = None)
         failed_kind="unknown" if error is None else "judge" if error.judge else error.kind,
         input_tokens=None if calls is None else _tokens(calls, "input_tokens"),
         retries=None if rollout.calls is None else sum(map(_retries, rollout.calls)),
+        limit=rollout.limit or _incomplete_reason(result) if rollout.status == "truncated" else None,
     )
 
 
@@ -137,6 +140,14 @@ def short_answer(value: Any) -> str | None:
 def _why_masked(result: Mapping[str, Any]) -> str:
     kind, why = result.get("failure_kind") or "no reason given", result.get("failure_reason") or ""
     return f"masked: {kind} {_ROUTE.sub('', str(why))}"
+
+
+def _incomplete_reason(result: Mapping[str, Any]) -> str | None:
+    """Return why the last answer of the policy is incomplete, such as `max_output_tokens`."""
+    response = result.get("response")
+    details = response.get("incomplete_details") if isinstance(response, Mapping) else None
+    reason = details.get("reason") if isinstance(details, Mapping) else None
+    return reason if isinstance(reason, str) else None
 
 
 def _own_failure(result: Mapping[str, Any]) -> str | None:

@@ -101,7 +101,7 @@ class RolloutRun:
         except Exception as error:
             if deadline.expired() and isinstance(error, TimeoutError):
                 busy = self.route.rate_limit
-                reason = f"the rate limit of its endpoint: {busy.message}" if busy else self.waits_for
+                reason = f"the rate limit of its endpoint: {busy.message}" if busy else self._awaited()
                 waited = f"waiting for {reason} (environment {self.environment.name!r})"
                 answered = None if busy else self._answered_calls()
                 self._fail(
@@ -171,6 +171,13 @@ class RolloutRun:
     def _fail(self, error: GymgateError, *, judge: bool = False) -> None:
         self.fields = results.error_fields(error)
         self.fields["error"]["judge"] = judge
+
+    def _awaited(self) -> str:
+        """Return what it waits for: the answer to a model call, if one is under way."""
+        open_calls = (call.record for call in self.route.log if call.record.status_code is None)
+        if (record := next(open_calls, None)) is None:
+            return self.waits_for
+        return "the policy" if record.model_server == POLICY else f"model server {record.model_server!r}"
 
     def _answered_calls(self) -> str | None:
         """Say that the policy answered all its calls, so that the time went elsewhere; `None` if a model call is under way."""
