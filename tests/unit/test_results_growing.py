@@ -258,4 +258,7 @@ def test_a_part_keeps_its_key_while_the_run_grows(tmp_path: Path) -> None:
     assert before.keys() <= after.keys()
     assert all(part == after[key] for key, part in before.items() if "rollout" in part)
     added = [next(iter(part)) for key, part in after.items() if key not in before]
-    assert [kind for kind in added if kind not in ("headline", "histogram", "note")] == ["task", "rollout"]
+    assert [kind for kind in added if kind not in ("account", "headline", "histogram", "note")] == [
+        "task",
+        "rollout",
+    ]

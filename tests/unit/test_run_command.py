@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.shell_completion import BashComplete
@@ -11,8 +13,10 @@ from click.testing import CliRunner
 
 from gymgate.cli import cli
 from gymgate.cli.options import GROUPS, OTHER
+from gymgate.cli.rollout_commands import _checks
 from gymgate.cli.run import command
 from gymgate.cli.texts import endpoint_list
+from gymgate.core.config import StackConfig
 from gymgate.core.errors import ConfigError
 from gymgate.rollouts import Rollout
 from gymgate.runs.collected import progress as progress_module
@@ -232,3 +236,19 @@ def test_an_environment_called_all_has_the_rate_of_its_own_rollouts() -> None:
     progress = RunProgress(started=0.0, last_finished=2.0)
     progress.by_environment.update({"all": 2, "f": 6})
     assert [progress.mean_rate(name) for name in ("all", "f", "g", None)] == [1.0, 3.0, None, 4.0]
+
+
+def test_environments_whose_servers_failed_are_to_be_checked_next() -> None:
+    """By the name or path that the command had: `gymgate check` names the file and the line of an exception."""
+    progress = RunProgress(total=4)
+    kinds = {"own": "environment", "mcqa": "policy", "calendar": "environment"}
+    for name, kind in kinds.items():
+        error = {"kind": kind, "message": "m", "type": "T"}
+        rollout = Rollout.model_validate(
+            {"id": name, "environment": name, "agent": "a", "status": "failed", "error": error}
+        )
+        add(progress.tasks, as_collected(rollout))
+    stack = StackConfig(environments=("mcqa", "own dir/own", "calendar", "gpqa_diamond"))
+    run: Any = SimpleNamespace(progress=progress, stack=stack)
+    steps = [step.partition(",")[0] for step in _checks(run)]
+    assert steps == ["gymgate check 'own dir/own'", "gymgate check calendar"]

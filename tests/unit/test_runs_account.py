@@ -14,7 +14,7 @@ from test_runs_aggregate import line, write_run
 
 from gymgate.cli import cli
 from gymgate.cli.conversations import conversation_text
-from gymgate.cli.metrics_tables import log_accepted
+from gymgate.cli.metrics_tables import accepted_answers
 from gymgate.rollouts.no_answer import NOTHING_FOUND, answer_found
 from gymgate.rollouts.outcome import Outcome, outcome_of
 from gymgate.runs.counted.account import Account, notes_on, part_of
@@ -134,6 +134,25 @@ def test_failed_as_0_counts_failures_in_a_table_an_export_and_a_comparison(tmp_p
     assert (compared["pairs"], compared["left_out"], compared["second"]) == (3, 0, pytest.approx(1 / 3))
 
 
+def test_a_failed_rollout_has_its_tokens_in_an_export_and_a_task_its_label_in_a_file(tmp_path: Path) -> None:
+    used = {
+        "calls": 1,
+        "input_tokens": 7,
+        "cached_tokens": None,
+        "output_tokens": 3,
+        "reasoning_tokens": None,
+    }
+    lost = [{**failure(1, 0), "usage": {"policy_model": used}}, {**failure(2, 0), "usage": {}}]
+    run = write_run(tmp_path / "run", [line(0, 0, 1.0)], failures=lost)
+    output, tasks = tmp_path / "d.jsonl", tmp_path / "tasks.jsonl"
+    CliRunner().invoke(cli, ["export", str(run), "--to", "dataset", "-o", str(output)])
+    rows = map(orjson.loads, output.read_bytes().splitlines()[1:])
+    assert [(row["input_tokens"], row["output_tokens"]) for row in rows] == [(7, 3), (None, None)]
+    CliRunner().invoke(cli, ["aggregate", str(run), "-o", str(tasks)])
+    labels = [orjson.loads(row)["label"] for row in tasks.read_bytes().splitlines()]
+    assert labels == ["mcqa:1", "mcqa:2", "mcqa:3"]
+
+
 @pytest.mark.parametrize("form", ["atif", "gym", "inspect", "jsonl", "traces"])
 def test_failed_as_is_refused_where_failures_are_not_written(tmp_path: Path, form: str) -> None:
     run = write_run(tmp_path / "run", [line(0, 0, 1.0)], failures=[failure(1, 0)])
@@ -162,14 +181,15 @@ def test_an_answer_that_was_not_found_is_named_wherever_a_rollout_is_shown(tmp_p
     assert [row["extracted_answer"] for row in rows] == ["none", "A"]
 
 
-def test_what_a_grader_accepts_is_said_if_more_than_a_third_had_no_answer(capsys: Any) -> None:
+def test_what_a_grader_accepts_is_said_if_more_than_a_third_had_no_answer(tmp_path: Path) -> None:
     row = {"environment": "mcqa", "rollouts": 9, "no_answer": 3}
-    log_accepted([row])
-    assert capsys.readouterr().err == ""
-    log_accepted([{**row, "no_answer": 4}, {**row, "environment": "own", "no_answer": 4}])
-    known, own = capsys.readouterr().err.splitlines()
+    assert [*accepted_answers([row])] == []
+    known, own = accepted_answers([{**row, "no_answer": 4}, {**row, "environment": "own", "no_answer": 4}])
     assert r"accepts \boxed{answer}" in known
     assert "gymgate info own" in own
+    run = write_run(tmp_path / "run", [line(0, 0, 0.0, answer_found=False)])
+    CliRunner().invoke(cli, ["report", str(run)])
+    assert "accepts" in (run / "report.html").read_text()
 
 
 def test_a_field_says_it_only_where_all_of_an_entry_hold() -> None:

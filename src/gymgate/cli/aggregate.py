@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from gymgate.cli.metrics_tables import log_accepted, print_costs, print_results
+from gymgate.cli.metrics_tables import accepted_answers, print_costs, print_results
 from gymgate.cli.options import (
     OUTPUT_FILE,
     failed_as_option,
@@ -147,7 +147,8 @@ def command(
             _print_lowest(collected.ordered(), worst)
         if prices:
             print_costs(usage, wide=wide, markdown=markdown)
-        log_accepted(metrics, table.runs[0].settings.get("nemo_gym"))
+        for line in accepted_answers(metrics, table.runs[0].settings.get("nemo_gym")):
+            log(line)
         paths = " ".join(shlex.quote(str(run)) for run in runs)
         log_next(f"gymgate report {paths}", f"gymgate compare {paths} OTHER" if len(runs) == 1 else "")
     if complete and (reasons := [*table.missing, *_why_incomplete(table, metrics)]):

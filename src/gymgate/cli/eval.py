@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from pydantic import ValidationError
 
-from gymgate.cli.metrics_tables import Rows, log_accepted, print_results
+from gymgate.cli.metrics_tables import Rows, accepted_answers, print_results
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
     GroupedCommand,
@@ -332,9 +332,8 @@ def _print_end(rows: Rows, tasks: CollectedTasks, path: Path, *, replayed: bool,
     """Print the closing table and what to do next; `table` are arguments of `print_results`."""
     echo()
     print_results(rows, replayed=replayed, **table)
-    for note in notes_on(tasks):
+    for note in (*notes_on(tasks), *accepted_answers(rows)):
         log(note)
-    log_accepted(rows)
     echo(f"results: {path}")
     log(
         f"  look:   {path / 'traces.jsonl'} has one rollout per line, {path / 'logs/latest/eval.log'} is the log"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gymgate.cli.output import Column, echo, log, print_columns
@@ -44,8 +44,8 @@ def print_results(
         echo(f"{chr(10) * markdown}{line}")
 
 
-def log_accepted(rows: Rows, release: str | None = None) -> None:
-    """Print what graders accept that found no answer in more than a third of the rollouts, as `gymgate info` does."""
+def accepted_answers(rows: Rows, release: str | None = None) -> Iterator[str]:
+    """Say what graders accept that found no answer in more than a third of the rollouts, as `gymgate info` does."""
     from gymgate.quality.record.findings import right_answer
     from gymgate.quality.record.storage import shipped_record
 
@@ -56,7 +56,8 @@ def log_accepted(rows: Rows, release: str | None = None) -> None:
         version = release or RuntimeConfig().version
         records = [record for kind in PACKAGED_KINDS if (record := shipped_record(kind, name, version))]
         accepted = next(filter(None, map(right_answer, records)), f"see gymgate info {name}")
-        log(f"{name}: no answer found in {count} of {row['rollouts']} rollouts; right answer: {accepted}")
+        found = f"{name}: the grader found no answer in {count} of {row['rollouts']} rollouts; was it in another form?"
+        yield f"{found} Right answer: {accepted}"
 
 
 def print_costs(usages: Sequence[TokenUsage], *, wide: bool, markdown: bool = False) -> None:

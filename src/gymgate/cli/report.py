@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from gymgate.cli.metrics_tables import accepted_answers
 from gymgate.cli.options import (
     OUTPUT_FILE,
     failed_as_option,
@@ -56,6 +57,7 @@ def command(
         per_task=per_task,
         prices=dict(prices),
         command=command_line,
+        explain=accepted_answers,
     )
     echo(str(path))
     run = shlex.quote(str(runs[0]))

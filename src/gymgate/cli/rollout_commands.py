@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import click
 
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
-from gymgate.cli.metrics_tables import log_accepted, print_costs, print_results
+from gymgate.cli.metrics_tables import accepted_answers, print_costs, print_results
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
     FiniteRange,
@@ -202,20 +202,16 @@ def finish(
             print_results(rows, replayed=run.replayed, ks=ks, wide=wide, is_example=is_example(run.names))
         if run.progress.prices:
             print_costs(tasks.usage.rows(run.progress.prices), wide=wide)
-        for reason in notes_on(tasks):
-            log(reason)
-        log_accepted(rows, run.stack.runtime.version)
+        for line in (*notes_on(tasks), *accepted_answers(rows, run.stack.runtime.version)):
+            log(line)
         if note:
             log(note)
         if output is not None and run.progress.total:
             _log_output(run, output, base)
         elif rows:
             mine = "add -b URL -m MODEL for your model" if run.replayed else ""
-            log_next(
-                mine,
-                "add -o DIR to keep the rollouts, for gymgate report and gymgate compare",
-                _lingering(run),
-            )
+            keep = "add -o DIR to keep the rollouts, for gymgate report and gymgate compare"
+            log_next(*_checks(run), mine, keep, _lingering(run))
     if error is not None:
         raise error
     if interrupted:
@@ -301,6 +297,7 @@ def _log_output(run: Collection, output: Path, base: Path | None) -> None:
         log(f"{progress.attempts_failed} failed attempts: {run.directory}/{FAILURES}")
     path = shlex.quote(str(output))
     log_next(
+        *_checks(run),
         "the same command runs the rest" if progress.left else "",
         "" if base is None else f"gymgate compare {shlex.quote(str(base))} {path}",
         f"gymgate report {path}",
@@ -314,6 +311,18 @@ def _lingering(run: Collection) -> str:
     """What to do about servers that `--linger` keeps."""
     seconds = run.stack.linger_s
     return f"gymgate stop ends the servers, which else stay for {seconds:g} s" if seconds else ""
+
+
+def _checks(run: Collection) -> Iterator[str]:
+    """Yield the command that names file and line, for each environment whose servers failed a rollout."""
+    broken = {
+        task.environment
+        for task in run.progress.tasks.tasks.values()
+        if any(failure.kind == "environment" for failure in task.failures.values())
+    }
+    for environment in run.stack.environments:
+        if not broken.isdisjoint((environment.name, Path(environment.name).stem)):
+            yield f"gymgate check {shlex.quote(environment.name)}, for file and line of an exception"
 
 
 def _exit_code(run: Collection, *, interrupted: bool) -> int:

@@ -43,7 +43,13 @@ function table(content) {
     head.cells[column].setAttribute("aria-sort", sign < 0 ? "descending" : "ascending");
     fill();
   };
-  const node = element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), body));
+  const box = element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), body));
+  const hint = element("p", { class: "note" }), node = element("div", {}, box, hint);
+  new ResizeObserver(() => {
+    const ways = [["sideways", box.scrollWidth > box.clientWidth], ["down", box.scrollHeight > box.clientHeight]];
+    hint.textContent = `scroll ${ways.filter(way => way[1]).map(way => way[0]).join(" and ")} for more`;
+    hint.hidden = !ways.some(way => way[1]);
+  }).observe(box.firstChild);
   node.update = content => {
     const sorted = columns[by], before = String(columns);
     ({ columns, rows, decimals } = content);
@@ -66,7 +72,7 @@ function table(content) {
 }
 
 // Charts, as SVG.
-const WIDTH = 440, HEIGHT = 170, LEFT = 46, BASE = HEIGHT - 24, TALL = BASE - 10;
+const WIDTH = 440, HEIGHT = 190, LEFT = 46, TOP = 32, BASE = HEIGHT - 38, TALL = BASE - TOP, FEW_BARS = 12;
 const short = value => Number.isInteger(value) && Math.abs(value) < 1e6 ? String(value)
   : Math.abs(value) >= 1000 && Math.abs(value) < 1e6 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
 const chart = (title, shapes) => {
@@ -74,23 +80,27 @@ const chart = (title, shapes) => {
   svg.append(...shapes.length ? shapes : [shape("text", { x: 10, y: 40 }, "no values")]);
   return element("figure", {}, element("figcaption", {}, title), svg);
 };
-// One label in the middle where an axis has one value, otherwise one at each end.
-const axes = (left, right, low, high) => [
+const label = (x, y, anchor, text) => shape("text", { x, y, "text-anchor": anchor }, text);
+const axes = (across, up, marks, low, high) => [
   shape("line", { class: "axis", x1: LEFT, y1: BASE, x2: WIDTH, y2: BASE }),
-  ...(left === right ? [[(LEFT + WIDTH) / 2, "middle", left]] : [[LEFT, "start", left], [WIDTH, "end", right]])
-    .map(([x, anchor, value]) => shape("text", { x, y: HEIGHT - 6, "text-anchor": anchor }, short(value))),
-  ...[[BASE, low], [18, high]].map(([y, value]) => shape("text", { x: LEFT - 5, y, "text-anchor": "end" }, short(value))),
+  ...marks.map(([x, anchor, value]) => label(x, BASE + 14, anchor, short(value))),
+  ...[[BASE, low], [TOP + 8, high]].map(([y, value]) => label(LEFT - 5, y, "end", short(value))),
+  label((LEFT + WIDTH) / 2, HEIGHT - 6, "middle", across), label(2, 12, "start", up),
 ];
 function histogram({ title, bars, count, mean }) {
   if (!bars.length) return chart(title, []);
-  const step = (WIDTH - LEFT) / bars.length, most = Math.max(...bars.map(bar => bar[2]));
+  const step = (WIDTH - LEFT) / bars.length, most = Math.max(...bars.map(bar => bar[2])), middle = place => LEFT + (place + .5) * step;
   const shapes = bars.map(([from, to, number], place) => {
-    const height = TALL * number / most, width = Math.min(step, 80);
-    const bar = shape("rect", { class: "c0", x: LEFT + place * step + (step - width) / 2, y: BASE - height, width: width - 1, height });
+    const height = number && Math.max(2, TALL * number / most), width = Math.min(step, 80);
+    const bar = shape("rect", { class: "c0", x: middle(place) - width / 2, y: BASE - height, width: width - 1, height });
     bar.append(shape("title", {}, `${short(from)}${from === to ? "" : ` to ${short(to)}`}: ${number}`));
     return bar;
   });
-  return chart(`${title} (n=${count}, mean ${short(mean)})`, [...shapes, ...axes(bars[0][0], bars.at(-1)[1], 0, most)]);
+  const few = bars.length <= FEW_BARS;
+  if (few) shapes.push(...bars.map(([, , number], place) => label(middle(place), BASE - 4 - shapes[place].getAttribute("height"), "middle", number)));
+  const marks = few && bars[0][0] === bars[0][1] ? bars.map(([value], place) => [middle(place), "middle", value])
+    : [[LEFT, "start", bars[0][0]], [WIDTH, "end", bars.at(-1)[1]]];
+  return chart(`${title} (n=${count}, mean ${short(mean)})`, [...shapes, ...axes(title, "rollouts", marks, 0, most)]);
 }
 function shares({ title, unit, parts }) {
   const total = parts.reduce((sum, [, value]) => sum + value, 0);
@@ -116,7 +126,7 @@ function curve({ title, points }) {
     shape("polygon", { class: "c0 band", points: [...line(2), ...line(1).reverse()].join(" ") }),
     shape("polyline", { class: "line", points: line(0).join(" ") }),
     ...points.length === 1 ? line(0).map(([cx, cy]) => shape("circle", { class: "c0", cx, cy, r: 4 })) : [],
-    ...axes(1, points.length, low, high),
+    ...axes("tasks", "reward", points.length === 1 ? [[(LEFT + WIDTH) / 2, "middle", 1]] : [[LEFT, "start", 1], [WIDTH, "end", points.length]], low, high),
   ]);
 }
 

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,6 @@ from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import cut
 from gymgate.runs.counted.aggregate import RunTable, read_runs
 from gymgate.runs.counted.costs import TokenUsage
-from gymgate.runs.counted.counts import OVERALL
 from gymgate.runs.counted.metrics import REPLAYED, in_view, summary_rows, task_rows
 from gymgate.runs.counted.tasks import CollectedTasks, Task
 from gymgate.runs.described.prices import Prices, refuse_price_of_replay
@@ -29,6 +27,8 @@ from gymgate.runs.stored.score import NO_ANSWER
 
 SHOWN_TASK_ROWS = 1000
 SHOWN_NAMES = 5
+Explain = Callable[[Sequence[Mapping[str, Any]], str | None], Iterable[str]]
+"""From metrics of environments and NeMo Gym's release to sentences on them."""
 TOKEN_COLUMNS = [column.name for column in dataclasses.fields(TokenUsage)]
 
 
@@ -42,9 +42,10 @@ def write_report(
     per_task: int = 4,
     prices: Prices = MappingProxyType({}),
     command: str = "",
+    explain: Explain | None = None,
 ) -> None:
     """Write one HTML file about the runs at `paths`, with up to `per_task` conversations of each of the first `tasks` tasks, with
-    costs if there are prices, and with the command that makes it again.
+    costs if there are prices, with the command that makes it again, and with what `explain` says of the metrics.
 
     Reads every rollout once. Raises `ConfigError` for rollouts that are in two runs, and `DataError` if there is none or the file
     cannot be written.
@@ -59,7 +60,7 @@ def write_report(
     )
     runs.refuse_empty()
     refuse_price_of_replay(prices, replayed=runs.replayed)
-    write_page(output, title_of(runs), report_parts(runs, data, prices, command=command))
+    write_page(output, title_of(runs), report_parts(runs, data, prices, command=command, explain=explain))
 
 
 def title_of(runs: RunTable) -> str:
@@ -84,21 +85,19 @@ def report_parts(
     prices: Prices = MappingProxyType({}),
     *,
     command: str = "",
+    explain: Explain | None = None,
 ) -> Iterator[Part]:
     """Yield the parts of a report."""
     collected = runs.tasks
     summary = summary_rows(collected)
-    counts: dict[str, set[int]] = defaultdict(set)
-    for task in collected.tasks.values():
-        counts[task.environment].add(len(task.scores) + task.failed)
-    for row in summary:
-        if row["environment"] != OVERALL:
-            repeats = counts[row["environment"]]
-            yield {"headline": _headline(row, repeats, policy_name(runs.policy), is_example=runs.is_example)}
+    for row in summary[: None if len(summary) == 1 else -1]:
+        yield {"headline": _headline(row, policy_name(runs.policy), is_example=runs.is_example)}
     yield from notes_of(runs)
+    if explain is not None:
+        yield from ({"note": note} for note in explain(summary, runs.runs[0].settings.get("nemo_gym")))
     yield {"heading": "Environments"}
     yield table(summary, _scores_first(in_view(summary)))
-    yield from ({"account": row["account"]} for row in summary[-1:])
+    yield from ({"account": row["account"]} for row in summary[-1:] if len(summary) > 1)
     yield table(summary, fold="All metrics")
     yield {"heading": "Rollouts"}
     for title, values in data.charts.items():
@@ -143,18 +142,16 @@ def report_parts(
     yield table([*({"setting": name, "value": value} for name, value in origin.items()), *_settings(runs)])
 
 
-def _headline(row: Mapping[str, Any], repeats: Collection[int], model: str, *, is_example: bool) -> str:
-    """Say the result of an environment in a sentence, such as `small-a on mcqa, 5 rows x 8: mean reward 0.510 ± 0.102`."""
-    rows = f"{row['tasks']} rows"
-    times = f" x {next(iter(repeats))}" if len(repeats) == 1 else f", {row['rollouts']} rollouts"
-    error = "" if row["mean_reward_se"] is None else f" ± {row['mean_reward_se']:.3f}"
-    score = (
-        "no reward that counts"
-        if row["mean_reward"] is None
-        else f"mean reward {row['mean_reward']:.3f}{error}"
-    )
+def _headline(row: Mapping[str, Any], model: str, *, is_example: bool) -> str:
+    """Say the result of an environment, and what it is made of, in a sentence."""
+    score = "no reward that counts"
+    if row["mean_reward"] is not None:
+        error = "" if row["mean_reward_se"] is None else f" ± {row['mean_reward_se']:.3f}"
+        score = f"mean reward {row['mean_reward']:.3f}{error}"
+    if (low := row["mean_if_failed_0"]) is not None:
+        score += f" ({low:.3f} to {row['mean_if_failed_1']:.3f} if the failed rollouts had got 0 to 1)"
     warning = f" {example_note(row['tasks'])}." if is_example else ""
-    return f"{model} on {row['environment']}, {rows}{times}: {score}.{warning}"
+    return f"{model} on {row['environment']}, {row['tasks']} rows: {score}; {row['account']}.{warning}"
 
 
 def _scores_first(columns: Sequence[str]) -> list[str]:

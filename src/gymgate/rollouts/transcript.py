@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gymgate.core import codec
+
+_MARKUP = re.compile(r"</?[A-Za-z][\w-]*(?:\s[^<>]*)?/?>|\*{2,}|`+|^#+\s|\|[\s:|-]+\|", re.MULTILINE)
+"""Tags, and Markdown's signs of bold text, code, headings and tables."""
 
 
 class Entry(NamedTuple):
@@ -30,9 +34,9 @@ def items_of(result: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, An
 
 
 def opening(result: Any, longest: int = 60) -> str:
-    """Return the first words that the user says, on one line; empty if the result holds no conversation."""
+    """Return the first words that the user says, on one line and without markup; empty if the result holds no conversation."""
     text = next((entry.text for entry in transcript(result) if entry.role == "user"), "")
-    line = " ".join(text[: 4 * longest].split())
+    line = " ".join(_MARKUP.sub(" ", text[: 4 * longest]).split())
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 

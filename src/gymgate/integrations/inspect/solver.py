@@ -8,7 +8,7 @@ import logging
 import secrets
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from inspect_ai.agent import AgentState
@@ -70,14 +70,18 @@ class _EvalHooks(Hooks):  # type: ignore[misc]
 
 def score_of_sample(sample: EvalSample) -> Score:
     """Return what is counted of a sample. One that ended without a rollout's record failed, or is unscored."""
-    record = sample.store.get(ROLLOUT_KEY) or {"status": "failed" if sample.error else None}
+    record: Mapping[str, Any] = sample.store.get(ROLLOUT_KEY) or {
+        "status": "failed" if sample.error else None
+    }
     error = record.get("error") or (sample.error and {"message": sample.error.message})
+    names = ("status", "limit", "reward", "answer_found", "result")
+    fields: dict[str, Any] = {name: record.get(name) for name in names}
     attempt = Attempt.model_construct(
         environment=sample.metadata[ROLLOUT_KEY]["environment"],
         row_key=str(sample.id),
         repeat=sample.epoch,
         error=StoredError.model_validate(error) if error else None,
-        **{name: record.get(name) for name in ("status", "limit", "reward", "answer_found", "result")},
+        **fields,
     )
     return score_of(attempt)
 

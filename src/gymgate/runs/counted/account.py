@@ -173,7 +173,7 @@ def notes_on(collected: CollectedTasks) -> Iterator[str]:
             if not 0 <= reward <= 1:
                 beyond.setdefault(task.environment, reward)
     for environment, reward in beyond.items():
-        yield f"{environment}: rewards lie beyond 0 and 1 (e.g. {reward:g}), so its pass@k are no shares of right answers"
+        yield f"{environment}: rewards lie beyond 0 and 1 (e.g. {reward:g}), so mean and pass@k are no shares of right answers"
     causes = collected.counts.causes
     for cause, count in causes.most_common(SHOWN_CAUSES):
         tasks = lost.get(cause, ())

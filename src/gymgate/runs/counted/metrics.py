@@ -26,6 +26,7 @@ def task_rows(collected: CollectedTasks) -> Iterator[dict[str, Any]]:
             "occurrence": task.occurrence,
             "source": task.source,
             "line": task.line,
+            "label": task.name,
             **Account.of([task], collected).columns(),
             "mean_reward": st.mean(rewards),
             "std_reward": st.deviation(rewards),

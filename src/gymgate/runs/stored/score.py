@@ -103,13 +103,13 @@ def score_of(rollout: CollectedRollout | Attempt, answer_key: str | None = None)
         answer_key=answer_key,
         answer=None if answer_key is None else short_answer(result[answer_key]),
         calls=None if calls is None else len(calls),
-        output_tokens=None if calls is None else _tokens(calls, "output_tokens"),
+        output_tokens=_tokens(calls, usage.get(POLICY), "output_tokens"),
         seconds=None if rollout.timing is None else rollout.timing.total_s,
         tokens=usage,
         cause=cause,
         remark=_own_failure(result) or (NO_ANSWER if rollout.answer_found is False else None),
         failed_kind="unknown" if error is None else "judge" if error.judge else error.kind,
-        input_tokens=None if calls is None else _tokens(calls, "input_tokens"),
+        input_tokens=_tokens(calls, usage.get(POLICY), "input_tokens"),
         retries=None if rollout.calls is None else sum(map(_retries, rollout.calls)),
         limit=rollout.limit or _incomplete_reason(result) if rollout.status == "truncated" else None,
     )
@@ -159,7 +159,10 @@ def _retries(call: StoredCall | ModelCall) -> int:
     return retries if isinstance(retries, int) else 0
 
 
-def _tokens(calls: Sequence[StoredCall | ModelCall], name: str) -> int | None:
+def _tokens(calls: Sequence[StoredCall | ModelCall] | None, stored: Tokens | None, name: str) -> int | None:
+    """Return the policy's tokens; those of a failed attempt, whose calls are not stored, as its line says."""
+    if calls is None:
+        return (stored or {}).get(name)
     counts = [getattr(call.usage, name) for call in calls if not 400 <= (call.status_code or 0) < 500]
     numbers = [count for count in counts if count is not None]
     return sum(numbers) if len(numbers) == len(counts) else None
