@@ -258,7 +258,10 @@ def test_rows_that_cannot_be_read_or_run_stop_no_others(tmp_path: Path) -> None:
 def test_failures_are_grouped_and_change_the_exit_code() -> None:
     with ReplayServer(("calendar",)) as server:
         done = run("example_multi_step", "-b", server.base_url, "-m", "m")
-    assert done.returncode == 1
+        counted = run("example_multi_step", "-b", server.base_url, "-m", "m", "-n", "1", "--failed-as", "0")
+    assert (done.returncode, counted.returncode) == (1, 1)
+    assert counted.stdout.splitlines()[2] == "1 rollout: none scored; 1 failed and counted as 0 (policy 1)"
+    assert "0.000 ±n/a" in counted.stdout
     assert done.stdout.splitlines()[1].split() == ["example_multi_step", "5", "5", "5", "0", "-", "-"]
     assert [line for line in done.stderr.splitlines() if " x PolicyError: " in line]
 

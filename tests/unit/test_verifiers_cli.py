@@ -337,3 +337,5 @@ def test_the_closing_table(tmp_path: Path, capsys: Any) -> None:
     assert "1 x ProviderError: no capacity" in out.err
     eval_command._print_end(rows, tasks, tmp_path, replayed=False)
     assert "replayed" not in capsys.readouterr().out
+    [row], _ = closing_rows(episodes, None, since=0, failed_as=0.0)
+    assert (row["mean_reward"], row["mean_if_failed_0"]) == (0.5, None)

@@ -26,6 +26,7 @@ from gymgate.cli.options import (
     concurrency_option,
     data_option,
     env_option,
+    failed_as_option,
     gym_option,
     is_on_line,
     k_option,
@@ -110,6 +111,7 @@ def command() -> None:
 )
 @k_option
 @wide_option
+@failed_as_option
 @option("Output", "--push", is_flag=True, help="Upload the results to the Prime Intellect platform.")
 @option(
     "Output", "--resume", metavar="RUN_DIR", help="Run what a saved run still lacks; takes no other settings."
@@ -122,6 +124,7 @@ def run(
     wide: bool,
     resume: str | None,
     concurrency: int,
+    failed_as: float | None,
     sampling: Mapping[str, Any],
     **_: Any,
 ) -> int:
@@ -171,7 +174,7 @@ def run(
         started = time.time()
         if not (episodes := _evaluate(config, path)):
             return 0
-        rows, tasks = evaluation.closing_rows(episodes, ks, since=started)
+        rows, tasks = evaluation.closing_rows(episodes, ks, started, failed_as)
         _print_end(
             rows,
             tasks,

@@ -494,7 +494,8 @@ overlap_option = click.option(
 )
 
 
-failed_as_option = click.option(
+failed_as_option = option(
+    "Output",
     "--failed-as",
     type=click.Choice(["0"]),
     callback=lambda context, option, value: None if value is None else float(value),

@@ -20,6 +20,7 @@ from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
     FiniteRange,
     concurrency_option,
+    failed_as_option,
     field_option,
     gym_option,
     json_option,
@@ -84,6 +85,7 @@ CONDUCT_OPTIONS = (
     field_option("Output", RunSpec, "record_bodies", "--bodies"),
     field_option("Output", Pace, "fsync_s", "--sync-every"),
     log_to_option,
+    failed_as_option,
 )
 """Options of how a run is carried out and shown."""
 
@@ -188,6 +190,7 @@ def finish(
     """
     interrupted, error = end
     tasks = run.progress.tasks
+    tasks.count_failed_as(click.get_current_context().params["failed_as"])
     summary = summary_rows(tasks, ks)
     total = summary[-1] if len(summary) > 1 else None  # an environment may be called `all` too
     rows = [

@@ -185,10 +185,14 @@ class Rate:
 
 
 def closing_rows(
-    episodes: Iterable[Episode[Any, Any, Any]], ks: Sequence[int] | None, since: float
+    episodes: Iterable[Episode[Any, Any, Any]],
+    ks: Sequence[int] | None,
+    since: float,
+    failed_as: float | None = None,
 ) -> tuple[list[dict[str, Any]], CollectedTasks]:
     """Return the metrics of each environment, with its rate since a time, and the tasks that they are made of."""
     tasks, rates = metrics_of(episodes, since)
+    tasks.count_failed_as(failed_as)
     per_s = {name: rate.per_s for name, rate in rates.items()}
     rows = [{**row, "rollouts_per_s": per_s.get(row["environment"])} for row in summary_rows(tasks, ks)]
     return rows, tasks

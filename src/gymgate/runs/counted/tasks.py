@@ -162,6 +162,12 @@ class CollectedTasks:
         self.asked_again[score.task] += 1
         self.usage.add(score.task.environment, score.tokens)
 
+    def count_failed_as(self, reward: float | None) -> None:
+        """Count rollouts that failed permanently with a reward; `None`: leave them out."""
+        self.failed_as = reward
+        for task in self.tasks.values():
+            task.failed_as = reward
+
     def _shared(self, score: TaskScore) -> TaskScore:
         """Return an equal score that is there already."""
         if len(self._scores) < _MOST_SHARED:
