@@ -78,6 +78,7 @@ def command(
     log_to: str | None,
     as_json: bool,
     wide: bool,
+    failed_as: float | None,
     **_: Any,
 ) -> None:
     """Play stored rollouts again, and score them anew. No model is called.
@@ -147,6 +148,7 @@ def command(
         ks=ks,
         as_json=as_json,
         wide=wide,
+        failed_as=failed_as,
         base=stored,
         note=note if diverged else "",
     )

@@ -181,6 +181,7 @@ def finish(
     ks: Sequence[int] | None,
     as_json: bool,
     wide: bool,
+    failed_as: float | None = None,
     base: Path | None = None,
     note: str = "",
 ) -> None:
@@ -190,7 +191,7 @@ def finish(
     """
     interrupted, error = end
     tasks = run.progress.tasks
-    tasks.count_failed_as(click.get_current_context().params["failed_as"])
+    tasks.count_failed_as(failed_as)
     summary = summary_rows(tasks, ks)
     total = summary[-1] if len(summary) > 1 else None  # an environment may be called `all` too
     rows = [

@@ -133,6 +133,7 @@ def command(
     rerun_failed: bool,
     shard: Shard | None,
     wide: bool,
+    failed_as: float | None,
     **_: Any,
 ) -> None:
     """Run rows with a policy, score them, and print a table.
@@ -166,7 +167,7 @@ def command(
         run.tracer = tracer
         show_rollout = (lambda rollout: progress_log(conversation_text(rollout))) if is_shown else None
         end = conduct(run, show, budget, log_to=log_to, show_rollout=show_rollout)
-    finish(run, end, output, ks=ks, as_json=as_json, wide=wide)
+    finish(run, end, output, ks=ks, as_json=as_json, wide=wide, failed_as=failed_as)
 
 
 def _refuse_without_directory(context: click.Context) -> None:
