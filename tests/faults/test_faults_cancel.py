@@ -150,7 +150,7 @@ async def test_cancelled_at_every_moment_of_a_rollout(shared: StackConfig) -> No
 def test_a_loop_closed_under_a_stack() -> None:
     """Its lease goes with it, as soon as anybody asks; the next loop is not disturbed."""
     loop = asyncio.new_event_loop()
-    stack = loop.run_until_complete(connect(stack_config(linger_s=30)))
+    stack = loop.run_until_complete(connect(stack_config(linger_s=30, max_restarts=2)))
     pid = loop.run_until_complete(stack.status())["pid"]
     running = loop.create_task(stack.run(ROW, policy=lambda body: {}))
     loop.run_until_complete(asyncio.sleep(0.02))
@@ -159,7 +159,7 @@ def test_a_loop_closed_under_a_stack() -> None:
     running._log_destroy_pending = False  # type: ignore[attr-defined]
 
     async def again() -> list[int]:
-        async with acquire(stack_config(linger_s=30)) as other:
+        async with acquire(stack_config(linger_s=30, max_restarts=2)) as other:
             policy = other.register("scripted", call_then_answer, dialect="responses")
             assert (await other.run(ROW, policy=policy)).reward == 1.0
             while (status := await other.status())["leases"] != 1:  # noqa: ASYNC110

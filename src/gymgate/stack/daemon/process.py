@@ -92,7 +92,8 @@ class Daemon:
         """Return the stack for a caller that starts none. Raises `ConfigError` if it is not what the config asks for."""
         if self._start is None:
             raise StackLostError("nobody has started this stack yet")
-        stack = await self.started(config)
+        self._disarm()
+        stack = await self._start.get()
         stack.refuse_other(config)
         return stack
 
