@@ -1,5 +1,7 @@
 """A policy as slow and uneven as a model: wall time over the ideal, what a call and a rollout gain in time, CPU, memory.
 
+With stock servers and with lean ones:
+
     ./dev python -m benchmarks realistic [--concurrency 64,128,512,2048] [--waves 1] [--limit-s 100]
     ./dev python -m benchmarks realistic --answer-s 240 --without-bare
 
@@ -12,7 +14,7 @@ With `--answer-s` each rollout calls its tool at once and gets its answer after 
 given, the most that the limit on open files allows.
 
 A contender that has not ended a level after `--limit-s` is cut off: its row says how many rollouts had ended, and its wall
-time is a lower bound. So the program ends after 2 x levels x limit at most; two cores take about 40 s a wave of 2,048.
+time is a lower bound. So the program ends after 3 x levels x limit at most; two cores take about 40 s a wave of 2,048.
 """
 
 from __future__ import annotations
@@ -127,6 +129,7 @@ class Level:
         ]
 
 
+GYMGATE = ("gymgate --stock-servers", "gymgate")
 OURS = ("SDK process", "daemon")
 PROCESSES = ["process", "CPU ms per rollout", "KB per live rollout", "descriptors per live rollout"]
 HEAD = [
@@ -294,19 +297,21 @@ async def measure(args: argparse.Namespace, url: str) -> list[Level]:
     template = json.loads(path.read_text().splitlines()[0])
     policy = HTTPEndpoint(base_url=url, dialect="responses")
     loads = [Load.make(concurrency, args.waves, args.answer_s) for concurrency in args.concurrency]
-    names = ["gymgate"] if args.without_bare else ["bare", "gymgate"]
+    names = ["bare", *GYMGATE][args.without_bare :]
     rollouts = sum(len(load.plans) for load in loads)
     steps = Steps(len(names) * rollouts, limit_s=len(names) * len(loads) * args.limit_s)
     levels = []
     async with (
         bare_agent(runtime, url) as agent,
-        acquire(StackConfig(environments=(ENVIRONMENT,))) as stack,
+        acquire(StackConfig(environments=(ENVIRONMENT,), stock_servers=True)) as stock,
+        acquire(StackConfig(environments=(ENVIRONMENT,))) as lean,
         aiohttp.ClientSession(
             cookie_jar=aiohttp.DummyCookieJar(),
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
         ) as session,
     ):
+        stacks = dict(zip(GYMGATE, (stock, lean), strict=True))
         for load in loads:
             rows = [row_with(plan, template) for plan in load.plans]
             for name in names:
@@ -319,7 +324,7 @@ async def measure(args: argparse.Namespace, url: str) -> list[Level]:
                 if name == "bare":
                     await through_bare(level, rows, load.plans, agent, session, args.limit_s)
                 else:
-                    await through_gymgate(level, rows, load.plans, policy, stack, args.limit_s)
+                    await through_gymgate(level, rows, load.plans, policy, stacks[name], args.limit_s)
     return levels
 
 
