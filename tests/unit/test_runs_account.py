@@ -77,7 +77,7 @@ def test_the_limits_that_cut_rollouts_off_are_named_where_they_are_known(tmp_pat
     lines += [line(1, 0, 0.0, status="truncated", limit="max_calls", result=full)]
     lines += [line(2, repeat, 0.0, status="truncated", result=result) for repeat, result in enumerate(odd)]
     lines += [line(3, 0, 1.0, status="truncated", result=full), line(3, 1, 0.0, result=full)]
-    account = "8 rollouts: 1 right, 1 wrong, 6 cut off (max_output_tokens 2, max_calls 1)"
+    account = "8 rollouts: 1 right, 1 wrong, 6 cut off (2 by max_output_tokens, 1 by max_calls)"
     assert accounted(tmp_path, lines) == account
 
 

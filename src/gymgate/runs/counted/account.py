@@ -124,7 +124,7 @@ class Account:
         elif self.rewards:
             yield _distribution(self.rewards)
         names: tuple[Part, ...] = ("no answer found", "cut off", "unscored", "masked")
-        kinds = {"cut off": _kinds(self.limits)}
+        kinds = {"cut off": _kinds(self.limits, "{count} by {kind}")}
         yield from (f"{self.parts[name]} {name}{kinds.get(name, '')}" for name in names if self.parts[name])
 
     def _other_parts(self) -> Iterator[str]:
@@ -137,10 +137,10 @@ class Account:
             yield f"{calls} call{'s' * (calls != 1)} retried"
 
 
-def _kinds(counts: Mapping[str, int]) -> str:
+def _kinds(counts: Mapping[str, int], form: str = "{kind} {count}") -> str:
     """` (policy 2, judge 1)`, or nothing without any."""
     kinds = sorted(counts.items(), key=lambda it: (-it[1], it[0]))
-    return f" ({', '.join(f'{kind} {count}' for kind, count in kinds)})" if kinds else ""
+    return f" ({', '.join(form.format(kind=kind, count=count) for kind, count in kinds)})" if kinds else ""
 
 
 def _distribution(rewards: Counter[float]) -> str:
