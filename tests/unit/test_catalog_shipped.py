@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from gymgate.cli import cli
 from gymgate.core.config import SUPPORTED_NEMO_GYM, RuntimeConfig, StackConfig
-from gymgate.core.errors import ConfigError, DataError
+from gymgate.core.errors import ConfigError, DataError, SetupError
 from gymgate.gym.catalog import Catalog, DataFile, EnvConfig, Environment, shipped
 from gymgate.gym.inside.resolve import NOWHERE, ServerInstance
 from gymgate.gym.runtime import ensure, open_catalog
@@ -272,6 +272,17 @@ def test_list_finds_environments_by_tools_and_turns(fresh: Path) -> None:
     assert (
         " and 19 more" in run("info", "workplace_assistant").split("tools that its packaged rows offer: ")[1]
     )
+
+
+def test_turns_that_were_never_measured_are_an_error(fresh: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--multi-turn: no turns were measured for nemo-gym 0\.6\.0"):
+        run("list", "--multi-turn", "--gym", "0.6.0")
+    assert json.loads(run("list", "--tools", "--json", "--gym", "0.6.0"))
+
+
+def test_an_interpreter_at_the_root_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(SetupError, match="'/nonexistent' does not run"):
+        run("list", "--gym", "/nonexistent")
 
 
 def test_list_marks_what_a_policy_can_exploit_or_lose_and_what_its_authors_do_not_document() -> None:

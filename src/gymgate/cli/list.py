@@ -109,6 +109,10 @@ def command(
     """
     catalog = open_catalog(gym, progress=log)
     environments = catalog.agents() if kind == KINDS[AGENT_KIND] else catalog.environments(progress=log)
+    if tools and all(item.tools is None for item in environments):
+        raise ConfigError(f"--tools: what rows offer is not known for nemo-gym {catalog.version}")
+    if multi_turn and all(_turns(item, catalog.version) is None for item in environments):
+        raise ConfigError(f"--multi-turn: no turns were measured for nemo-gym {catalog.version}")
     selection = [
         environment
         for environment in environments

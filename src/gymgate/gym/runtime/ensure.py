@@ -48,7 +48,7 @@ def find_runtime(config: RuntimeConfig, requirements: Iterable[str] = ()) -> Run
     recipe = _recipe(config, requirements)
     if config.interpreter is not None:
         python = Path(config.interpreter).expanduser()
-        hold(python.absolute().parents[1] / MARKER)  # it may be one of gymgate's own
+        hold(python.absolute().parent.parent / MARKER)  # it may be one of gymgate's own
         return inspect_runtime(python, recipe.requirements)
     paths = runtimes_dir().glob(f"nemo-gym-{recipe.version}-py*-{recipe.digest}")
     runtimes = [runtime for path in paths if (runtime := read_runtime(path)) is not None]

@@ -132,7 +132,7 @@ class EnvironmentPlan:
         return {
             name: grader.type
             for name, grader in behind.items()
-            if grader is not None and any(self.code[grader.name].directory.parents[1].glob(_INSTALLED))
+            if grader is not None and any(self.code[grader.name].directory.parent.parent.glob(_INSTALLED))
         }
 
     def untrainable(self, agent: str) -> str | None:
