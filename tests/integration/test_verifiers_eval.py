@@ -7,11 +7,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import verifiers.v1 as vf
@@ -62,7 +64,7 @@ def row_of(out: str, environment: str) -> list[str]:
 
 
 async def test_the_main_job_needs_no_key_and_resumes(tmp_path: Path) -> None:
-    """Replayed rollouts of the default task; half of the saved ones are lost and run again.
+    """Replayed rollouts of the default task; half of the saved ones are lost and run again, at another port.
 
     The stack starts while verifiers is imported: its progress is on stderr, once, and not in verifiers' log.
     """
@@ -81,7 +83,9 @@ async def test_the_main_job_needs_no_key_and_resumes(tmp_path: Path) -> None:
     assert all(trace["ok"] and trace["rewards"]["reward"]["score"] == 1.0 for trace in before)
     file = run / "traces.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:3]))
-    code, out, err = await finish([*GYMGATE, "--resume", "outputs/main"], tmp_path)
+    settings = json.loads((run / "configs" / "resolved" / "eval.json").read_text())
+    with socket.create_server(("127.0.0.1", urlsplit(settings["client"]["base_url"]).port or 0)):
+        code, out, err = await finish([*GYMGATE, "--resume", "outputs/main"], tmp_path)
     assert code == 0, err
     assert row_of(out, "example_session_state_mgmt")[1:3] == ["6", "1.000"]
     assert [trace["id"] for trace in traces(run)[:3]] == [trace["id"] for trace in before[:3]]

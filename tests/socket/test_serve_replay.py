@@ -166,16 +166,13 @@ def test_it_does_not_outlive_a_killed_parent(recorded: Path) -> None:
         socket.create_connection(("127.0.0.1", address.port), timeout=5)
 
 
-def test_a_taken_port_is_one_line(recorded: Path) -> None:
+async def test_a_taken_port_is_one_line(recorded: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with (
-            pytest.raises(ConfigError, match=f"^port {port} "),
-            ReplayServer(files=[recorded], port=port) as server,
-        ):
-            _ = server.base_url
+        with pytest.raises(ConfigError, match=f"^port {port} "):
+            await serve_replay([recorded], port=port).__aenter__()
 
 
 def test_bad_recordings_are_one_line(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from urllib.parse import urlparse
 
 from pydantic import ValidationError
 
@@ -84,8 +83,6 @@ def check_policy(
 
 @contextlib.contextmanager
 def replaying(options: EvalOptions, policy: Policy) -> Iterator[Policy]:
-    """Serve recorded answers; a resumed run's at the port that its settings have."""
-    port = urlparse(policy.base_url).port or 0
-    runtime = options.run_spec().stack.runtime
-    with ReplayServer(options.environment_names(), port=port, runtime=runtime) as server:
+    """Serve recorded answers, for a resumed run too: the port that its settings have may be another program's by now."""
+    with ReplayServer(options.environment_names(), runtime=options.run_spec().stack.runtime) as server:
         yield policy._replace(base_url=server.base_url)

@@ -65,8 +65,8 @@ class ReplayServer:
     """Recorded rollouts as a policy, served in a thread of this process for callers without an event loop; a context manager.
 
     Answers from the rollouts recorded for environments and from files of recordings. Raises `ConfigError` for an
-    environment without recordings. Entering it waits until it listens, and raises `ConfigError` for a port that is taken
-    and `DataError` for a recording that cannot be read.
+    environment without recordings. Entering it waits until it listens, and raises `DataError` for a recording that cannot
+    be read.
     """
 
     base_url: str
@@ -78,10 +78,9 @@ class ReplayServer:
         environments: Sequence[str] = (),
         *,
         files: Sequence[str | Path] = (),
-        port: int = 0,
         runtime: RuntimeConfig | None = None,
     ) -> None:
-        self._serving = serve_replay([*recording_files(environments, runtime), *map(str, files)], port=port)
+        self._serving = serve_replay([*recording_files(environments, runtime), *map(str, files)])
 
     def __enter__(self) -> Self:
         self._loop = LoopThread()
