@@ -11,7 +11,7 @@ itself takes on this machine. Every level has `--waves` times its concurrency in
 process took for a rollout.
 
 With `--answer-s` each rollout calls its tool at once and gets its answer after so many seconds, and the concurrency is, unless
-given, the most that the limit on open files allows.
+given, the most that the limit on open files allows: with `--without-stock` those on lean servers, which need fewer.
 
 A contender that has not ended a level after `--limit-s` is cut off: its row says how many rollouts had ended, and its wall
 time is a lower bound. So the program ends after 3 x levels x limit at most; two cores take about 40 s a wave of 2,048.
@@ -40,7 +40,7 @@ from benchmarks.delayed_policy import delayed_policy, make_plan, row_with
 from benchmarks.machine import cpu_s, descendants, describe, files_of, numbers, print_table, pss_mb
 from benchmarks.progress import Steps, say
 from gymgate.core.config import HTTPEndpoint, RuntimeConfig, StackConfig
-from gymgate.gateway.serving_process import max_rollouts
+from gymgate.gateway.serving_process import FEW_FILES_PER_ROLLOUT, FILES_PER_ROLLOUT, max_rollouts
 from gymgate.gym.catalog import Catalog
 from gymgate.gym.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
@@ -297,7 +297,8 @@ async def measure(args: argparse.Namespace, url: str) -> list[Level]:
     template = json.loads(path.read_text().splitlines()[0])
     policy = HTTPEndpoint(base_url=url, dialect="responses")
     loads = [Load.make(concurrency, args.waves, args.answer_s) for concurrency in args.concurrency]
-    names = ["bare", *GYMGATE][args.without_bare :]
+    left_out = ["bare"] * args.without_bare + [GYMGATE[0]] * args.without_stock
+    names = [name for name in ("bare", *GYMGATE) if name not in left_out]
     rollouts = sum(len(load.plans) for load in loads)
     steps = Steps(len(names) * rollouts, limit_s=len(names) * len(loads) * args.limit_s)
     levels = []
@@ -339,9 +340,12 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--answer-s", type=float, help="seconds of each rollout's last call")
     parser.add_argument("--without-bare", action="store_true")
+    parser.add_argument("--without-stock", action="store_true")
     args = parser.parse_args(argv)
     args.limit_s += args.answer_s or 0.0
-    most = max_rollouts()  # raises the limit, which the policy's process and the servers inherit
+    most = max_rollouts(
+        FEW_FILES_PER_ROLLOUT if args.without_stock else FILES_PER_ROLLOUT
+    )  # raises the limit, which the policy's process and the servers inherit
     args.concurrency = args.concurrency or (
         [64, 128, 512, 2048] if args.answer_s is None else [min(most, 10_000)]
     )

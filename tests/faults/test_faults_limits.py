@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gymgate.core.config import RolloutLimits, cache_dir
-from gymgate.gateway.serving_process import FILES_PER_ROLLOUT
+from gymgate.gateway.serving_process import FEW_FILES_PER_ROLLOUT, FILES_PER_ROLLOUT, max_rollouts
 from gymgate.gym.runtime import ensure_runtime
 from gymgate.rollouts import Rollout
 from gymgate.stack import acquire
@@ -80,14 +80,11 @@ async def test_256_descriptors() -> None:
         await all_well(sdk, 100)
 
 
-@pytest.mark.parametrize(("stock", "most_files"), [(True, FILES_PER_ROLLOUT), (False, 3)])
+@pytest.mark.parametrize(("stock", "most_files"), [(True, FILES_PER_ROLLOUT), (False, FEW_FILES_PER_ROLLOUT)])
 async def test_a_rollout_holds_no_more_descriptors_than_are_reckoned_for_it(
     stock: bool, most_files: int
 ) -> None:
-    """All call their tool at once, and end at once, so that none uses another's connection.
-
-    A lean agent has no socket to itself, which the reckoning does not count on.
-    """
+    """All call their tool at once, and end at once, so that none uses another's connection."""
     count, rounds = 40, [asyncio.Event(), asyncio.Event()]
     waiting = [0, 0]
 
@@ -100,6 +97,7 @@ async def test_a_rollout_holds_no_more_descriptors_than_are_reckoned_for_it(
         return call_then_answer(body)
 
     async with acquire(stack_config(stock_servers=stock)) as stack:
+        assert stack.description["max_rollouts"] == max_rollouts(most_files)
         status = await stack.status()
         pids = {*pids_of(status), os.getpid()}
         before = {pid: len(os.listdir(f"/proc/{pid}/fd")) for pid in pids}  # noqa: PTH208

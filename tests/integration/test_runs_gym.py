@@ -461,7 +461,7 @@ def test_a_thousand_at_once(tmp_path: Path) -> None:
         check=False,
     )
     assert few.returncode == 0, few.stderr
-    assert "from 1000 to 238" in few.stderr
+    assert "from 1000 to 397" in few.stderr
     assert len(_outcomes(tmp_path / "few")) == 500
 
 

@@ -36,7 +36,9 @@ class MadeUpRun(Collection):
     @asynccontextmanager
     async def _acquire(self) -> AsyncIterator[Any]:
         agents = {name: SimpleNamespace(environment=environment) for name, environment in self.agents.items()}
-        yield SimpleNamespace(agents=agents, status=self.status, description={"settings": {}})
+        yield SimpleNamespace(
+            agents=agents, status=self.status, description={"settings": {}, "max_rollouts": 1000}
+        )
 
     async def _run_one(self, stack: Any, planned: PlannedRollout) -> Rollout:
         return await self.run_one(planned)

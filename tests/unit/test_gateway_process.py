@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 
 import pytest
 from yarl import URL
@@ -35,6 +37,19 @@ def test_the_file_limit_is_raised() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
     raise_file_limit()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+@pytest.mark.parametrize(("limit", "files", "fitting"), [(1024, 5, 192), (256, 5, 38), (256, 3, 64)])
+def test_as_many_rollouts_as_the_limit_on_open_files_allows(limit: int, files: int, fitting: int) -> None:
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, {limit}))\n"
+        "from gymgate.gateway.serving_process import max_rollouts\n"
+        f"print(max_rollouts({files}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == [str(fitting), str(limit)]
 
 
 async def test_the_first_retries_may_be_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,9 @@ def _free_space(missing: bool | None) -> Finding:
 def _open_files() -> Finding:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limit = (
-        "unlimited" if hard == resource.RLIM_INFINITY else f"{hard}, for {max_rollouts()} rollouts at once"
+        "unlimited"
+        if hard == resource.RLIM_INFINITY
+        else f"{hard}, for {max_rollouts()} rollouts at once or more"
     )
     enough = hard == resource.RLIM_INFINITY or hard >= FILES_WANTED
     advice = "" if enough else f"; raise `ulimit -n` to {FILES_WANTED}"

@@ -13,6 +13,8 @@ FILES_PER_ROLLOUT = 5
 """The most sockets that a rollout holds in one process: in its agent's server, the row's, both ends of its call of itself, and
 one each to the gateway and to the resources server. The daemon has three: the row's, a call's, and the endpoint's; a judge's
 call takes two more. Measured by `python -m benchmarks realistic`."""
+FEW_FILES_PER_ROLLOUT = 3
+"""The same without judges where the agent is NeMo Gym's simple one and calls itself in memory."""
 
 logger = logging.getLogger(__name__)
 _warned = False
@@ -34,14 +36,14 @@ def raise_file_limit() -> int:
     return soft
 
 
-def max_rollouts() -> int:
-    """Return how many rollouts the limit on open files allows at once, in a daemon, an agent's server and a run alike."""
+def max_rollouts(files_per_rollout: int = FILES_PER_ROLLOUT) -> int:
+    """Return how many rollouts the limit on open files allows at once, in a daemon and an agent's server alike."""
     soft = raise_file_limit()
-    return sys.maxsize if soft == resource.RLIM_INFINITY else _fitting(soft)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else _fitting(soft, files_per_rollout)
 
 
-def _fitting(files: int) -> int:
-    return max(4, (files - RESERVED_FILES) // FILES_PER_ROLLOUT)
+def _fitting(files: int, files_per_rollout: int = FILES_PER_ROLLOUT) -> int:
+    return max(4, (files - RESERVED_FILES) // files_per_rollout)
 
 
 def relax_collector() -> None:

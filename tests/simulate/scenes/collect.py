@@ -60,7 +60,9 @@ class Run(Collection):
         self.lost = asyncio.Event()
         losing = asyncio.create_task(self._lose(self.lost))
         try:
-            yield SimpleNamespace(agents={}, status=self._status, description={"settings": {}})
+            yield SimpleNamespace(
+                agents={}, status=self._status, description={"settings": {}, "max_rollouts": 1000}
+            )
         finally:
             losing.cancel()
 

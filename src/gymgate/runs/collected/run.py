@@ -239,7 +239,7 @@ class Collection:
     ) -> None:
         """Run planned rollouts on a stack, many at once."""
         self.progress.start()
-        concurrency, message = fitting_concurrency(self.pace.concurrency)
+        concurrency, message = fitting_concurrency(self.pace.concurrency, stack.description["max_rollouts"])
         if message is not None:
             self.log(message)
         watching = [self._warn_of_stalls(stack), self._watch_replicas(stack)]

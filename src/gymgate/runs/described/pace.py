@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import resource
 import typing
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -13,7 +12,6 @@ from pydantic import BeforeValidator, Field
 
 from gymgate.core.config import Config
 from gymgate.core.errors import ConfigError, ErrorKind
-from gymgate.gateway.serving_process import FILES_PER_ROLLOUT, max_rollouts
 from gymgate.rollouts import Rollout, outcome_of
 
 DEFAULT_BUDGETS: Mapping[ErrorKind, int] = MappingProxyType(
@@ -78,17 +76,8 @@ def wait_s(failures: int) -> float:
     return longest * random.uniform(0.5, 1.0)
 
 
-def fitting_concurrency(requested: int) -> tuple[int, str | None]:
-    """At most `requested` rollouts, and a message if the limit on open files allows fewer.
-
-    Raises this process's soft limit to the hard one first.
-    """
-    fitting = max_rollouts()
-    if requested <= fitting:
+def fitting_concurrency(requested: int, most: int) -> tuple[int, str | None]:
+    """At most `requested` rollouts, and a message if the stack, which runs at most so many at once, allows fewer."""
+    if requested <= most:
         return requested, None
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return (
-        fitting,
-        f"concurrency lowered from {requested} to {fitting}: this machine allows {allowed} open files (ulimit -n), and a rollout "
-        f"takes {FILES_PER_ROLLOUT}",
-    )
+    return most, f"concurrency lowered from {requested} to {most}: its open files (ulimit -n) allow no more"

@@ -255,6 +255,15 @@ class EnvironmentPlan:
         """The model servers other than the policy's."""
         return frozenset(self.model_servers) - {POLICY}
 
+    @cached_property
+    def holds_few_files(self) -> bool:
+        """Whether its rollouts need only `FEW_FILES_PER_ROLLOUT` on lean servers: others were not measured."""
+        is_released = all(any(code.directory.parent.parent.glob(_INSTALLED)) for code in self.code.values())
+        has_environment_server = any(server.kind == ENVIRONMENT_SERVERS for server in self.servers.values())
+        is_simple = {*self.agents.values()} == {"simple_agent"} and not has_environment_server
+        has_more = self.judges or self.uses_docker or self.uses_ray or self.config.get("telemetry")
+        return is_released and is_simple and not has_more
+
     def require_judges(self) -> None:
         """Raise `NeedMissingError` for a judge or user simulator that a server is configured with and that has no endpoint.
 

@@ -36,6 +36,7 @@ from gymgate.core.errors import (
 from gymgate.core.files import tail
 from gymgate.core.task_groups import task_group
 from gymgate.gateway.server import Gateway
+from gymgate.gateway.serving_process import FEW_FILES_PER_ROLLOUT, FILES_PER_ROLLOUT
 from gymgate.gym.catalog.sandboxes import LOCAL, choose_provider, sandbox_block
 from gymgate.gym.gym_config import checked_config, parse_order
 from gymgate.gym.inside.resolve import Node, ServerInstance, provider_in
@@ -63,6 +64,8 @@ from gymgate.stack.workers import worker_name
 _COMPLAINT = re.compile(r"^(?!Found ulimit of ).*\b(exit|exited|failed|error|timed out)\b", re.IGNORECASE)
 """A line in an agent's log that may say why it ended. NeMo Gym's on `ulimit` is about no rollout."""
 
+LEAN = "lean"
+"""What a server is noted as whose middlewares are all gymgate's."""
 State = Literal["starting", "up", "restarting", "down", "stopped"]
 
 logger = logging.getLogger(__name__)
@@ -268,6 +271,13 @@ class RunningEnvironment:
             "logs": str(self._logs),
         }
 
+    @property
+    def files_per_rollout(self) -> int:
+        """The most open files of a rollout in one process, as its servers are now."""
+        is_lean = {*self.middlewares().values()} == {LEAN}
+        holds_few = is_lean and self._plan is not None and self._plan.holds_few_files
+        return FEW_FILES_PER_ROLLOUT if holds_few else FILES_PER_ROLLOUT
+
     def middlewares(self) -> dict[str, str]:
         """Return by server whether it is lean, or what stays NeMo Gym's own and why."""
         return {child.name: self._middlewares_of(child) for child, _, _ in self.processes_to_watch()}
@@ -278,7 +288,7 @@ class RunningEnvironment:
             reasons = "; ".join(f"{what} as in NeMo Gym: {reason}" for what, reason in kept.items())
         except (OSError, ValueError, AttributeError):  # it was not told to, or has no middlewares
             return "as in NeMo Gym"
-        return f"lean, but {reasons}" if kept else "lean"
+        return f"{LEAN}, but {reasons}" if kept else LEAN
 
     def processes_to_watch(self) -> Iterator[tuple[Child, int, bool]]:
         """Yield each live server, its port, and whether a rollout may wait for it."""

@@ -49,7 +49,9 @@ class RunningStack:
             judges=keyless_endpoints(dict(config.models)), sandbox_host=config.gateway_host
         )
         self.client = new_client()
-        self.file_limit = asyncio.Semaphore(max_rollouts())
+        self.max_rollouts = max_rollouts()
+        """Those that open files allow at once."""
+        self.file_limit = asyncio.Semaphore(self.max_rollouts)
         self.unheard = asyncio.Semaphore(UNHEARD_AT_ONCE)
         self._progress = progress
         self._exits = AsyncExitStack()
@@ -96,6 +98,8 @@ class RunningStack:
         failures = [failure for start in starts if (failure := start.result()) is not None]
         if len(failures) == len(starts):
             raise failures[0]
+        self.max_rollouts = max_rollouts(max(item.files_per_rollout for item in self.environments.values()))
+        self.file_limit = asyncio.Semaphore(self.max_rollouts)  # no rollout runs yet
         for failure in failures:
             self._progress(f"warning: {failure}; its rollouts fail, other environments go on")
 
@@ -154,9 +158,9 @@ class RunningStack:
         return next(specs, None)
 
     def describe(self, joined: Sequence[EnvironmentConfig] | None = None) -> dict[str, Any]:
-        """Return what a client needs to know once the stack is up: its agents, the gateway's URL, the name in rollouts of each
-        environment by its name in the config, and the settings that can change a reward (see `stack_settings`), with the
-        models of judges that name none.
+        """Return what a client needs to know once the stack is up: its agents, the gateway's URL, how many rollouts run at once
+        at most, the name in rollouts of each environment by its name in the config, and the settings that can change a reward
+        (see `stack_settings`), with the models of judges that name none.
 
         For a client that joined the stack, names and settings are those of the environments that it asked for."""
         names, settings = self._names, self._settings
@@ -183,6 +187,7 @@ class RunningStack:
         return {
             "agents": agents,
             "gateway_url": self.gateway.url,
+            "max_rollouts": self.max_rollouts,
             "names": names,
             "settings": {**settings, "middlewares": middlewares},
         }

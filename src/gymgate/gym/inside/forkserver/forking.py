@@ -189,11 +189,12 @@ def main() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # while importing; afterwards the end of the orders is enough
     if is_other_end_closed(control):
         return  # the daemon died before the kernel knew whom to tell
+    gc.disable()  # imports make much that stays, and hardly any garbage
     preload()
     prctl(PR_SET_PDEATHSIG, 0)
     server = ForkServer(control)
-    gc.collect()
     gc.freeze()  # a collection in a child would write to every object, and so copy the pages that all share
+    gc.enable()
     try:
         server.run()
     except OSError:
