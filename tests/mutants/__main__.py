@@ -8,7 +8,7 @@ A mutant that the tests let pass survives. Either write the test, or give it `su
 changes. The exit status is 1 if a mutant cannot be located any more (then adapt it to the code's new shape), if one survives
 without a reason, or if more than 5% survive. A test that hangs counts as failed.
 
-General tools (mutmut, cosmic-ray) make mutants of every line: 65 for `gateway/retries.py` alone, most of them harmless, and
+General tools (mutmut, cosmic-ray) make mutants of every line: 65 for `gateway/repeats.py` alone, most of them harmless, and
 they give no place to a reason that stays with a mutant when the code changes.
 """
 

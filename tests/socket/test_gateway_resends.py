@@ -16,7 +16,7 @@ from aiohttp import web
 
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.call import Call
-from gymgate.gateway.retries import (
+from gymgate.gateway.repeats import (
     KEPT_BYTES,
     MARKED_ANSWERS,
     RECENT_ANSWERS,

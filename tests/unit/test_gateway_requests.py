@@ -18,7 +18,7 @@ from gymgate.gateway.requests import (
     parse_path,
     take_routing_entry,
 )
-from gymgate.gateway.retries import HASHED, RequestKey, RetryDeduplicator
+from gymgate.gateway.repeats import HASHED, RequestKey, RetryDeduplicator
 from gymgate.rollouts.record import ModelCall
 
 KEY = "0123456789abcdef" * 2

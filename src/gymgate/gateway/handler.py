@@ -31,7 +31,7 @@ from gymgate.gateway.requests import (
     parse_path,
     take_routing_entry,
 )
-from gymgate.gateway.retries import RequestKey, is_marked_retry
+from gymgate.gateway.repeats import RequestKey, is_marked_retry
 from gymgate.gateway.route import Route
 from gymgate.gateway.socket_owners import is_own, user_of
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from gymgate.core.errors import GymgateError, PolicyError, from_wire
 from gymgate.gateway.call import Call
-from gymgate.gateway.retries import RequestKey
+from gymgate.gateway.repeats import RequestKey
 
 
 class JudgeCalls:
