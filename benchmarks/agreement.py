@@ -1,7 +1,7 @@
 """The same rows through NeMo Gym's own collector and each door of gymgate: do they get the same answers?
 
     ./dev engine python -m benchmarks agreement [--rows 5] [--only NAME,...] [--doors DOOR,...] [--dialect chat|responses]
-    ./dev python -m benchmarks agreement --scripted [--gym 0.6.0] [--only NAME,...]
+    ./dev python -m benchmarks agreement --scripted [--gym 0.6.0] [--only NAME,...] [--stock-servers]
 
 Same rows, same vLLM server, temperature 0, one rollout at a time. `gym eval run` of nemo-gym 0.7.0 samples through its own
 `vllm_model` server. The doors: `gymgate run`, verifiers and TRL in this interpreter, Inspect AI and OpenEnv in .venv-inspect
@@ -9,7 +9,7 @@ Same rows, same vLLM server, temperature 0, one rollout at a time. `gym eval run
 arguments, tool results; ids that are made anew for every rollout are left out.
 
 With `--scripted` a script answers in place of the model, in each way of `benchmarks.behaviours` one row of each environment, and
-`gymgate run` is compared. NeMo Gym's release may be another one.
+`gymgate run` is compared, with `--stock-servers` on NeMo Gym's servers as they are. NeMo Gym's release may be another one.
 """
 
 from __future__ import annotations
@@ -314,7 +314,8 @@ def measure(
             write_rows(case, rows, options.rows)
         judged = case.kind == "judge"
         settings = dict(case.settings)
-        jobs.append(Job(case.environment, str(rows), settings, judged, url, options.dialect, options.gym))
+        release = options.gym, options.stock_servers
+        jobs.append(Job(case.environment, str(rows), settings, judged, url, options.dialect, *release))
     known = folder / "nemo_gym.json"
     theirs = read(known)
     if missing := [
@@ -357,6 +358,7 @@ def main() -> None:
     parser.add_argument("--dialect", choices=["chat", "responses"], default="chat")
     parser.add_argument("--scripted", action="store_true", help="a script in place of a model")
     parser.add_argument("--gym", default="0.7.0", help="the release of nemo-gym")
+    parser.add_argument("--stock-servers", action="store_true", help="for `gymgate run`")
     parser.add_argument("--url", help="a vLLM server that runs already; else one is started")
     parser.add_argument(
         "--keep", type=Path, help="directory of rows, results and logs; what is there is not run again"

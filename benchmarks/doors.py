@@ -41,6 +41,7 @@ class Job:
     """Of the vLLM server, without `/v1`."""
     dialect: str = "chat"
     gym: str = "0.7.0"
+    stock_servers: bool = False
 
     @property
     def judges(self) -> dict[str, str]:
@@ -112,9 +113,9 @@ def policy_usage(calls: Iterable[Mapping[str, Any]]) -> list[int] | None:
 
 def by_gymgate(job: Job) -> Iterator[Outcome]:
     """`gymgate run`."""
-    output = Path(job.data).with_suffix(".gymgate")
+    output = Path(job.data).with_suffix(".stock" if job.stock_servers else ".gymgate")
     command = [sys.executable, "-m", "gymgate", "run", job.environment, "--data", job.data, "-c", "1"]
-    command += ["--gym", job.gym]
+    command += ["--gym", job.gym, *["--stock-servers"] * job.stock_servers]
     command += ["-b", f"{job.url}/v1", "--dialect", job.dialect, "--retries", "0", "-o", str(output)]
     command += [part for pair in job.settings.items() for part in ("--set", "=".join(pair))]
     command += [part for pair in job.judges.items() for part in ("--judge", "=".join(pair))]
