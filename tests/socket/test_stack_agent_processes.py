@@ -22,6 +22,7 @@ from gymgate.gateway.server import Gateway
 from gymgate.stack.daemon.agent_processes import AgentProcess, AgentProcessPool
 from gymgate.stack.daemon.children import Child
 from gymgate.stack.daemon.forkserver_client import ForkServerClient
+from support.ledger import until
 from support.upstream import upstream
 
 PROGRAM = "import os, sys; sys.stdin.read()"
@@ -34,8 +35,13 @@ class Servers:
         self.started: list[subprocess.Popen[bytes]] = []
         self.children: dict[int, Child] = {}
         self.failing = False
+        self.listens = asyncio.Event()
+        self.listens.set()
+        self.killed: list[Child] = []
+        """Those that were killed, and are not dead yet, while `dies_late`."""
+        self.dies_late = False
 
-    async def start(self, process: AgentProcess) -> Child:
+    async def start(self, process: AgentProcess) -> None:
         await process.gateway_ports.port_for("policy_model")
         if self.failing:
             raise StackStartError("no such luck")
@@ -47,9 +53,12 @@ class Servers:
         ended = asyncio.get_running_loop().create_future()
         child = Child(f"agent process {process.number}", server.pid, Path(os.devnull), ended, fork_server)
         self.children[server.pid] = child
-        return child
+        process.adopt(child, "env")
+        await self.listens.wait()
 
     def kill(self, child: Child, number: int = 9) -> None:
+        if self.dies_late:
+            return self.killed.append(child)
         process = next(each for each in self.started if each.pid == child.pid)
         process.kill()
         process.wait()
@@ -227,11 +236,38 @@ async def test_a_start_that_fails_is_that_rollouts_failure_and_keeps_no_process(
             assert process.alive
 
 
+async def test_a_process_whose_start_is_cancelled_twice_is_handed_on_once_its_server_is_gone() -> None:
+    """Else the next server would start at the first one's port."""
+    async with running_pool(1) as (pool, servers, gateway), route_of(gateway) as route:
+
+        async def rollout() -> None:
+            async with pool.lease(route):
+                pass
+
+        servers.listens.clear()
+        servers.dies_late = True
+        first = asyncio.create_task(rollout())
+        await until(lambda: len(servers.started) == 1)
+        first.cancel()
+        await until(lambda: servers.killed)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        second = asyncio.create_task(rollout())
+        await until(lambda: len(servers.killed) > 1)
+        assert len(servers.started) == 1
+        servers.dies_late = False
+        servers.kill(servers.killed[0])
+        servers.listens.set()
+        await second
+        assert len(servers.started) == 2
+
+
 async def test_a_process_is_handed_on_whatever_goes_wrong_as_it_is_settled() -> None:
     """No file may be opened as the next process is to be started, or as the last one ends."""
     async with running_pool(1) as (pool, servers, gateway), route_of(gateway) as route:
 
-        async def no_file(process: AgentProcess) -> Child:
+        async def no_file(process: AgentProcess) -> None:
             raise OSError(errno.EMFILE, "Too many open files")
 
         async with pool.lease(route):

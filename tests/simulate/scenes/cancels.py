@@ -217,4 +217,7 @@ SCENE = Scene(
     ),
     deadline_s=400,
     share=0.5,
+    seeds=(
+        600241,
+    ),  # a rollout cancelled twice while its agent's process started gave that on before its server was gone
 )

@@ -59,7 +59,7 @@ async def play(world: Any, ledger: Ledger) -> None:
             if task.done():
                 task.result()
             else:
-                kill(host, run, disk)
+                kill(host, run, disk, writes=run in writing)
                 if run in writing:
                     writing.remove(run)
 

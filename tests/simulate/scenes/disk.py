@@ -117,7 +117,7 @@ async def play(world: Any, ledger: Ledger) -> None:
                 if not is_last and simloom.sometimes("killed", 30):
                     await asyncio.wait([task], timeout=seconds("until it is killed", 15.0))
                     if not task.done():
-                        kill(host, run, disk)
+                        kill(host, run, disk, writes=True)
                         continue
                 if (told := await task) is not None:
                     account(run, told)
@@ -131,14 +131,14 @@ async def take_what_fits(run: Run, given: dict[str, Any]) -> list[CollectedRollo
         return None
 
 
-def kill(host: Any, run: Run, disk: Disk) -> None:
-    """Kill the process of a run, perhaps in the middle of a line; what it had in flight is paid for again."""
+def kill(host: Any, run: Run, disk: Disk, *, writes: bool) -> None:
+    """Kill the process of a run, perhaps in the middle of a line if it writes; what it had in flight is paid for again."""
     for _, planned in run.in_flight.values():
         run.ledger.reasons[name_of(planned.task, planned.identity.repeat)] += 1
     host.crash()
     disk.let_go(host)
     assert run.output is not None
-    if (run.output / ROLLOUTS).exists() and simloom.sometimes("killed in a line", 50):
+    if writes and (run.output / ROLLOUTS).exists() and simloom.sometimes("killed in a line", 50):
         with (run.output / ROLLOUTS).open("ab") as file:
             file.write(TORN)
 

@@ -48,18 +48,18 @@ class AgentProcess:
         return self.server is not None and self.server.alive
 
     def adopt(self, server: Child, environment: str) -> None:
-        """Use this server from now on."""
+        """Use this server from now on; at once when it was forked, so that it is ended however its start ends."""
         self.server = server
         self.error = None
         server.exited.add_done_callback(lambda _: self._fail_users(server, environment))
 
     async def end(self, grace_s: float = 0.0) -> None:
         """End its server and everything that this started. Waits up to `END_TIMEOUT_S` until it is gone."""
-        server, self.server = self.server, None
-        if server is not None:
+        if (server := self.server) is not None:
             await children.end([server], grace_s)
             await asyncio.wait([server.exited], timeout=END_TIMEOUT_S)
-            self.left_behind = server.alive
+            # Not before: a caller that is cancelled leaves it to the next one to wait.
+            self.left_behind, self.server = server.alive, None
 
     def _fail_users(self, server: Child, environment: str) -> None:
         if self.rollouts:
@@ -77,8 +77,9 @@ class AgentProcessPool:
         environment: str,
         size: int,
         gateway_ports: Callable[[], AgentPorts],
-        start: Callable[[AgentProcess], Awaitable[Child]],
+        start: Callable[[AgentProcess], Awaitable[None]],
     ) -> None:
+        """`start` lets a process adopt a new server, and returns when that listens."""
         self.all = [AgentProcess(number, gateway_ports()) for number in range(1, size + 1)]
         self._gateway_ports = gateway_ports
         self._environment = environment
@@ -143,7 +144,11 @@ class AgentProcessPool:
     async def _run(self, process: AgentProcess) -> None:
         if self._stopped:
             raise StackLostError("the stack is stopping")
-        process.adopt(await self._start(process), self._environment)
+        try:
+            await self._start(process)
+        except BaseException:
+            await asyncio.shield(process.end())
+            raise
 
     async def _settle(self, process: AgentProcess) -> None:
         """End a rollout's server, then pass the process on whatever happens: others wait for it."""

@@ -406,7 +406,7 @@ class RunningEnvironment:
             self._stack.containers.remove_of_servers(labels)
             raise
 
-    async def _start_agent(self, instance: ServerInstance, process: AgentProcess) -> Child:
+    async def _start_agent(self, instance: ServerInstance, process: AgentProcess) -> None:
         """Start the server of an agent process, whose model calls go to its own gateway ports; return when it listens."""
         own_urls = self.plan.policy_urls(instance)
 
@@ -414,20 +414,16 @@ class RunningEnvironment:
             return await process.gateway_ports.port_for(name, POLICY if name in own_urls else name)
 
         started: list[Child] = []
-        try:
-            async with self._in_time(started):
-                fork_server, labels = await self._fork_server(), await self._new_labels()
-                ports = self._ports_for(process.number - 1) | {instance.name: process.port}
-                config = await self._config(fork_server, ports, port_for, labels)
-                name = f"{instance.name} process {process.number}"
-                child = await self._start_server(fork_server, instance.name, name, config, labels)
-                started.append(child)
-                child.exited.add_done_callback(lambda _: self._stack.containers.remove_of_servers(labels))
-                await children.until_listening(child, process.port, self.name)
-                return child
-        except BaseException:
-            await asyncio.shield(children.end(started))
-            raise
+        async with self._in_time(started):
+            fork_server, labels = await self._fork_server(), await self._new_labels()
+            ports = self._ports_for(process.number - 1) | {instance.name: process.port}
+            config = await self._config(fork_server, ports, port_for, labels)
+            name = f"{instance.name} process {process.number}"
+            child = await self._start_server(fork_server, instance.name, name, config, labels)
+            process.adopt(child, self.name)
+            started.append(child)
+            child.exited.add_done_callback(lambda _: self._stack.containers.remove_of_servers(labels))
+            await children.until_listening(child, process.port, self.name)
 
     async def _new_labels(self) -> dict[str, str]:
         """Return labels for the Docker containers of servers that are about to start; empty if they start none."""
