@@ -58,7 +58,8 @@ class Servers:
 
     def kill(self, child: Child, number: int = 9) -> None:
         if self.dies_late:
-            return self.killed.append(child)
+            self.killed.append(child)
+            return
         process = next(each for each in self.started if each.pid == child.pid)
         process.kill()
         process.wait()

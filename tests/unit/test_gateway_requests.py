@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from gymgate.core.json_server import error_text, shortened
-from gymgate.gateway import retries
+from gymgate.gateway import repeats
 from gymgate.gateway.call import Call
 from gymgate.gateway.dialects.reading import fault_of
+from gymgate.gateway.repeats import HASHED, RequestKey, RetryDeduplicator
 from gymgate.gateway.requests import (
     METADATA_KEY,
     key_of_headers,
     parse_path,
     take_routing_entry,
 )
-from gymgate.gateway.repeats import HASHED, RequestKey, RetryDeduplicator
 from gymgate.rollouts.record import ModelCall
 
 KEY = "0123456789abcdef" * 2
@@ -84,7 +84,7 @@ def test_an_answer_that_is_written_leaves_its_siblings() -> None:
 
 
 def test_a_call_under_way_keeps_its_answer_however_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "MARKED_ANSWERS", 1)
+    monkeypatch.setattr(repeats, "MARKED_ANSWERS", 1)
     repeated, calls = RetryDeduplicator(), [gone() for _ in range(3)]
     keys = [RequestKey("m", "chat", b"{}", f"key {number}") for number in range(3)]
     for key, call in zip(keys, calls, strict=True):
@@ -103,7 +103,7 @@ def test_an_answer_takes_no_look_at_the_others(name: str | None) -> None:
             return super().__len__()
 
     repeated, measured = RetryDeduplicator(), []
-    for number in range(retries.MARKED_ANSWERS + 5):
+    for number in range(repeats.MARKED_ANSWERS + 5):
         key, call = RequestKey("m", "chat", Body(b"%d" % number), name and f"{name} {number}"), gone()
         measured.clear()
         repeated.add(key, call)
@@ -112,7 +112,7 @@ def test_an_answer_takes_no_look_at_the_others(name: str | None) -> None:
 
 
 def test_a_call_made_anew_for_its_key_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "KEPT_BYTES", 20)
+    monkeypatch.setattr(repeats, "KEPT_BYTES", 20)
     repeated, key, other = (
         RetryDeduplicator(),
         *(RequestKey("m", "chat", b"{}", name) for name in ("key", "other")),

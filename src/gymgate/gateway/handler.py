@@ -18,6 +18,7 @@ from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.backends.http import FORWARDED
 from gymgate.gateway.call import Call
 from gymgate.gateway.dialects import error_body, error_event
+from gymgate.gateway.repeats import RequestKey, is_marked_retry
 from gymgate.gateway.requests import (
     DIALECTS,
     METADATA_KEY,
@@ -31,7 +32,6 @@ from gymgate.gateway.requests import (
     parse_path,
     take_routing_entry,
 )
-from gymgate.gateway.repeats import RequestKey, is_marked_retry
 from gymgate.gateway.route import Route
 from gymgate.gateway.socket_owners import is_own, user_of
 

@@ -35,8 +35,8 @@ from gymgate.gateway.dialects import (
 )
 from gymgate.gateway.dialects.reading import without
 from gymgate.gateway.judging import JudgeCalls, KeylessJudgeCalls
-from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.gateway.repeats import RequestKey, RetryDeduplicator
+from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.rollouts.history import RequestLog
 from gymgate.rollouts.record import UNDELIVERED, Limit, ModelCall, read_calls
 
