@@ -1,4 +1,4 @@
-"""One request to the gateway, from its path to the answer written."""
+"""One request to the gateway, from its path to the answer written, with signs of life if that is late."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Several checks at once. Each runs in a process of its own, which is killed with everything it started if it takes
-too much time or memory."""
+"""Several checks at once, each in its own process.
+
+That is killed with everything it started if it takes too much time or memory.
+"""
 
 from __future__ import annotations
 

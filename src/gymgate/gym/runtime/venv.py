@@ -1,5 +1,7 @@
-"""Virtual environments and npm's packages: each is made once, under a file lock, in a directory
-beside its place that is then renamed into it."""
+"""Virtual environments and npm's packages: each is made once, and read again only if it still fits.
+
+It is made under a file lock, in a directory next to its place that is then renamed into it.
+"""
 
 from __future__ import annotations
 
