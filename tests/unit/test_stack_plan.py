@@ -110,6 +110,7 @@ async def test_an_environment_that_does_not_start_leaves_the_others(
 ) -> None:
     class Scripted:
         judges: frozenset[str] = frozenset()
+        files_per_rollout = 5
 
         def __init__(self, spec: EnvironmentConfig, *_: Any) -> None:
             self.name = spec.name
