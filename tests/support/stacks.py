@@ -37,6 +37,8 @@ ROW: dict[str, Any] = {
 }
 """For `SIMPLE`: scores 1 if the weather tool is called."""
 
+STOCK = bool(os.environ.get("GYMGATE_TEST_STOCK_SERVERS"))
+"""Whether stacks have NeMo Gym's servers as they are, unless a test says."""
 _IDS = itertools.count()
 
 
@@ -50,6 +52,7 @@ def runtime(version: str = "0.7.0") -> RuntimeConfig:
 def stack_config(
     *environments: str | EnvironmentConfig, version: str = "0.7.0", **fields: Any
 ) -> StackConfig:
+    fields.setdefault("stock_servers", STOCK)
     return StackConfig(environments=environments or (SIMPLE,), runtime=runtime(version), **fields)
 
 
