@@ -102,8 +102,9 @@ TABLE = """\
 {made_by}
 
 What [`gymgate check`](check.md) found for every environment of nemo-gym {version}, on a machine without a GPU or Docker, with
-package registries as its only internet access. `gymgate info ENV` shows the record of one, and says why it is blocked. On the
-site, click the head of a column to sort, and type into the field to filter; a name leads to a page with all figures.
+package registries as its only internet access. First come those that run with the release and a policy alone. `gymgate info ENV`
+shows the record of one, and says why it is blocked. On the site, click the head of a column to sort, and type into the field to
+filter; a name leads to a page with all figures.
 
 - *verdict*: `match` means that every recorded reward is reproduced: [Check](check.md) has the others.
 - *needs*: those of the default config, as `gymgate list` shows them, read from its files.
@@ -117,7 +118,7 @@ Difficulty is measured for {difficult} of the {count} environments, *solvable* f
 can read the site's `index.json`.
 
 """
-HEAD = ("environment", "what it is", "needs", "verdict", "solvable", "difficulty")
+HEAD = ("environment", "domain", "what it is", "needs", "verdict", "solvable", "difficulty")
 FINDINGS = f"""\
 # Findings
 
@@ -325,7 +326,7 @@ def table_page(records: Sequence[CheckResult]) -> str:
         solvable=sum(solvable(record) is not None for record in records),
         difficult=sum(difficulty(record) != "-" for record in records),
     )
-    rows = [_line(record) for record in sorted(records, key=lambda each: (not each.measured, each.name))]
+    rows = [_line(record) for record in sorted(records, key=_first_what_runs)]
     measured = [record for record in records if record.measured]
     dates = sorted({record.date for record in records})
     machines = sorted({re.sub(r", load .*", "", record.machine) for record in measured})
@@ -336,6 +337,11 @@ def table_page(records: Sequence[CheckResult]) -> str:
         f"{'; '.join(machines)}. Times depend on the load, which each page has.\n"
     )
     return "\n".join([intro + "\n".join(counts(records)), *table(HEAD, rows), note])
+
+
+def _first_what_runs(record: CheckResult) -> tuple[bool, bool, str]:
+    """A sort key: first what runs with the release and a policy alone, then what was measured, by name."""
+    return (bool(environment_of(record).need_kinds), not record.measured, record.name)
 
 
 def counts(records: Sequence[CheckResult]) -> list[str]:
@@ -368,6 +374,7 @@ def difficulty(record: CheckResult) -> str:
 def _line(record: CheckResult) -> list[str]:
     return [
         f"`{known_as(record)}`",
+        environment_of(record).domain or "-",
         shortened(described(record) or "-", 110),
         ", ".join(environment_of(record).need_kinds) or "none",
         record.verdict,
@@ -392,6 +399,9 @@ def environment_page(record: CheckResult) -> str:
                 ["licence of its data", ", ".join(environment.licences) or "not stated"],
                 ["needs", _needs(environment) or "nothing but nemo-gym and a policy"],
                 ["agent", ", ".join(record.agents) or "-"],
+                *([["reward", environment.reward]] if environment.reward else []),
+                *([["tools", ", ".join(environment.tools)]] if environment.tools else []),
+                *([["turns", turns]] if (turns := _turns(record)) else []),
             ],
         ),
         f"Source: [{kind}/{name}]({SOURCE.format(version=version, kind=kind, name=name)}) of nemo-gym {version}.",
@@ -419,6 +429,14 @@ def environment_page(record: CheckResult) -> str:
     ]
     lines += folded("Figures", _figures(record))
     return "\n".join(lines)
+
+
+def _turns(record: CheckResult) -> str:
+    """How often the recorded rollouts asked the policy, on average; empty if no turns were counted."""
+    shape = record.shape
+    if shape is None or shape.turns is None:
+        return ""
+    return f"{shape.turns:g} on average in {shape.recordings} recorded rollouts"
 
 
 def unsearched(title: str) -> str:

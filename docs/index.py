@@ -1,6 +1,6 @@
-"""index.json: every shipped record in short, for programs, and a badge for each environment.
+"""index.json: every shipped record in short, for programs, a badge for each environment, and llms.txt for coding agents.
 
-python docs/index.py DIR    # writes DIR/index.json and DIR/badges/KIND/ENVIRONMENT.json; `./dev docs` does, into the site
+python docs/index.py DIR    # `./dev docs` runs it: it writes index.json, llms.txt and badges/KIND/ENVIRONMENT.json into the site
 
 In the site's pages about all environments, a name becomes a link to the environment's page. In the site's search.json, headings
 on what was measured and tried get their page's title and come last: "judges" should lead to the page that says how to use them,
@@ -106,6 +106,12 @@ class IndexedEnvironment(Config):
     """Of the datasets that its configs declare."""
     needs: tuple[str, ...]
     """Those of its default config, as `gymgate list` shows them."""
+    reward: str | None
+    """What the reward is, and the place in the release's files that says so."""
+    tools: tuple[str, ...] | None
+    """Names of the tools that its packaged rows offer to the policy."""
+    turns: float | None
+    """Calls to the policy in a recorded rollout, on average."""
     verdict: Verdict
     detail: str
     """Why the verdict is not `match`."""
@@ -182,6 +188,9 @@ def indexed(record: CheckResult) -> IndexedEnvironment:
         domain=environment.domain,
         licences=environment.licences,
         needs=environment.need_kinds,
+        reward=environment.reward,
+        tools=environment.tools,
+        turns=record.shape.turns if record.shape else None,
         verdict=record.verdict,
         detail=record.detail,
         reproduced=record.matched,
@@ -277,6 +286,34 @@ def page_address(record: CheckResult) -> str | None:
     return f"environments/{page_name(record)}.html" if record.measured else None
 
 
+def llms() -> str:
+    """The pages of the site by the groups of its navigation, each with its first sentence, as llmstxt.org describes it."""
+    docs = Path(__file__).parent
+    lines = [
+        "# gymgate",
+        "",
+        "> Runs NVIDIA NeMo Gym environments from any eval or RL SDK. `gymgate --help` lists the commands.",
+    ]
+    for line in (docs.parent / "mkdocs.yml").read_text().partition("\nnav:\n")[2].splitlines():
+        title, _, page = line.strip(" -").rpartition(":")
+        if not page:
+            lines += ["", f"## {title}", ""]
+        else:
+            path = page.strip()
+            address = path.replace(".md", ".html")
+            lines.append(
+                f"- [{title.strip(chr(34))}]({address}): {_first_sentence((docs / path).read_text())}"
+            )
+    return "\n".join([*lines, "- [All environments as JSON](index.json)", ""])
+
+
+def _first_sentence(page: str) -> str:
+    paragraphs = re.split(r"\n\s*\n", re.sub(r"<!--.*?-->|```.*?```", "", page, flags=re.DOTALL))
+    opening = next((text for text in paragraphs if re.match(r"[\w`*\[]", text.strip())), "")
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(opening.split()))
+    return re.split(r"(?<=[.?])\s", words)[0]
+
+
 def write(directory: Path) -> None:
     records = shipped_records()
     index = make_index(records)
@@ -284,6 +321,7 @@ def write(directory: Path) -> None:
     (directory / "index.json").write_bytes(
         orjson.dumps(index.model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE)
     )
+    (directory / "llms.txt").write_text(llms())
     for entry in index.environments:
         path = directory / entry.badge
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -21,13 +22,15 @@ from gymgate.core.config import SUPPORTED_NEMO_GYM, RuntimeConfig
 from gymgate.gym.catalog import Environment, shipped
 from gymgate.gym.catalog.entries import AGENT_KIND, PACKAGED_KINDS
 from gymgate.gym.catalog.scan import Scanner
-from gymgate.gym.inside.resolve import walk
+from gymgate.gym.inside.resolve import RESOURCES, walk
 from gymgate.gym.runtime import ensure_runtime
 
 _ROW_IMAGE = re.compile(r"(?:^|\.)(?:docker_image|image|image_name|image_ref|image_url)$")
 """Fields of rows that name an image, apart from their prompts."""
 ROWS_READ = 100
 """Lines of each file that are searched for images and tools."""
+REWARDS = tomllib.loads((Path(__file__).parent / "rewards.toml").read_text())
+"""By resources server: the file and the words in it that say what the reward is, and our reading of them, if they are code."""
 
 
 def fresh_scan(site: Path) -> list[Environment]:
@@ -40,12 +43,32 @@ def fresh_scan(site: Path) -> list[Environment]:
     agents = [item for item in scanned.pop(AGENT_KIND) if item is not None]
     environments = [item for items in scanned.values() for item in items if item is not None]
     environments.sort(key=lambda item: (item.name, PACKAGED_KINDS.index(item.kind)))
-    return [_with_rows(item) for item in (*environments, *agents)]
+    return [_with_rows(item, reward_of(item, site)) for item in (*environments, *agents)]
 
 
-def _with_rows(item: Environment) -> Environment:
+def _with_rows(item: Environment, reward: str | None) -> Environment:
     data = tuple(replace(file, lines=file.rows()) for file in item.data)
-    return replace(item, data=data, images=images_of_rows(item), tools=tools_of_rows(item))
+    return replace(item, data=data, images=images_of_rows(item), tools=tools_of_rows(item), reward=reward)
+
+
+def reward_of(environment: Environment, site: Path) -> str | None:
+    """Return what the reward of the default config is, if one resources server gives it and REWARDS knows that server's words."""
+    config = environment.config()
+    scoring = {agent.resources_server for agent in config.agents}
+    servers = {
+        server.type for server in config.servers if server.kind == RESOURCES and server.name in scoring
+    }
+    server = servers.pop() if len(servers) == 1 else ""
+    if (entry := REWARDS.get(server)) is None:
+        return None
+    file = site / RESOURCES / server / entry.get("file", "README.md")
+    source = file.read_text() if file.is_file() else ""
+    words = re.search(r"\s+".join(map(re.escape, entry["quote"].split())), source)
+    if words is None:
+        return None
+    quote = entry["quote"].replace("**", "").replace("`", "").removeprefix("Reward: ").rstrip(".:")
+    place = f"{file.relative_to(site).as_posix()}:{source.count(chr(10), 0, words.start()) + 1}"
+    return f"{entry.get('text') or quote} ({place})"
 
 
 def images_of_rows(environment: Environment) -> tuple[str, ...]:

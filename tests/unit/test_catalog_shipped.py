@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,6 +59,22 @@ def test_a_release_is_described_before_it_is_installed(fresh: Path, version: str
     for name in ("mcqa", "benchmarks/gpqa", "responses_api_agents/anyterminal_agent"):
         assert run("info", name, "--gym", version)
     assert not fresh.exists()
+
+
+def test_info_says_what_the_reward_is_where_that_is_known(fresh: Path) -> None:
+    [line] = [line for line in run("info", "mcqa").splitlines() if line.startswith("reward: ")]
+    assert "matches the gold answer" in line
+    assert "(resources_servers/mcqa/README.md:" in line
+    shared = json.loads(run("info", "environments/workplace_assistant", "--json"))["reward"]
+    assert "(resources_servers/workplace_assistant/utils.py:" in shared
+    assert json.loads(run("info", "osworld", "--json"))["reward"] is None, "nobody has read it"
+
+
+def test_every_sentence_on_a_reward_stands_in_a_release() -> None:
+    rewards = tomllib.loads((Path(__file__).parents[2] / "locks" / "rewards.toml").read_text())
+    scanned = [item.reward or "" for version in SUPPORTED_NEMO_GYM for item in shipped.load(version, None)]
+    servers = {place[1] for reward in scanned if (place := re.search(r"\(resources_servers/(\w+)/", reward))}
+    assert servers == rewards.keys()
 
 
 def test_a_difference_in_a_record_is_described_once(fresh: Path) -> None:

@@ -194,9 +194,20 @@ def test_the_table_shows_first_what_a_reader_looks_for() -> None:
     text = (ROOT / "docs" / "environments-status.md").read_text()
     (head,) = [line for line in text.splitlines() if line.startswith("| environment |")]
     names = [cell.strip() for cell in head.strip("|").split("|")]
-    assert names == ["environment", "what it is", "needs", "verdict", "solvable", "difficulty"]
+    assert names == ["environment", "domain", "what it is", "needs", "verdict", "solvable", "difficulty"]
     lines = [line for line in text.splitlines() if line.count(" | ") == len(names) - 1]
     assert len(lines) == len(shipped_records()) + 2
+    needs = [line.strip("| ").split(" | ")[names.index("needs")] for line in lines[2:]]
+    at_once = needs.count("none")
+    assert at_once > 20
+    assert needs[:at_once] == ["none"] * at_once, "first what runs at once"
+
+
+def test_coding_agents_find_every_page(site: Path) -> None:
+    listed = re.findall(r"^- \[.+?\]\(([\w-]+)\.html\): ", (site / "llms.txt").read_text(), re.MULTILINE)
+    pages = re.findall(r"([\w-]+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert listed == pages
+    assert len(pages) > 40
 
 
 def test_search_lowers_headings_on_what_was_measured() -> None:

@@ -63,6 +63,8 @@ class EnvironmentDescription:
     """Images that its packaged rows name."""
     tools: Sequence[str]
     """Names of the tools that its packaged rows offer to the policy."""
+    reward: str | None
+    """What its reward is, and the place in the release's files that says so; `None`: it is not known."""
     record: CheckResult | None
     """What was measured before, and ships with gymgate."""
 
@@ -120,6 +122,7 @@ def description(environment: Environment, record: CheckResult | None) -> Environ
         recordings=[file.name for file in environment.recordings()],
         row_images=environment.images or (),
         tools=environment.tools or (),
+        reward=environment.reward,
         record=record,
     )
 
@@ -173,6 +176,8 @@ def _head(environment: Environment, release: str) -> None:
     echo(f"{environment.name} ({environment.kind}, domain {environment.domain or 'unknown'})")
     if environment.description:
         echo(environment.description)
+    if environment.reward:
+        echo(f"reward: {environment.reward}")
     echo(str(environment.path))
     verified = {True: "yes", False: "no", None: "not stated"}[environment.verified]
     echo(

@@ -213,6 +213,8 @@ class Environment:
     """The images that its rows name, from the scan of its release; `None`: it has none."""
     tools: tuple[str, ...] | None = field(default=None, compare=False)
     """Names of the tools that its rows offer to the policy, from the scan of its release; `None`: it has none."""
+    reward: str | None = field(default=None, compare=False)
+    """What its reward is, and the place in the release's files that says so, from the scan; `None`: it is not known."""
 
     def config(self, name: str | Sequence[str] | None = None) -> EnvConfig:
         """Return the config of that name; of several names, the one that `Catalog.find` put together of them. `None` means
