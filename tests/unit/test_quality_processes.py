@@ -31,6 +31,22 @@ async def test_an_error_of_done_is_raised_as_itself(monkeypatch: pytest.MonkeyPa
         await parallel.check_all(requests, done=done)
 
 
+async def test_a_check_that_hangs_says_that_it_goes_on_and_when_it_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parallel, "module_command", lambda name: ("sleep", "600"))
+    monkeypatch.setattr(parallel, "ALIVE_S", 0.01)
+    request = CheckRequest.model_validate({"environments": "mcqa", "limits": {"timeout_s": 77}})
+    told = asyncio.Queue[str]()
+    check = asyncio.create_task(
+        parallel.check_in_process(request, lambda _, message: told.put_nowait(message))
+    )
+    assert "77 s for a rollout" in await asyncio.wait_for(told.get(), 20)
+    await asyncio.wait_for(told.get(), 20)
+    check.cancel()
+    await asyncio.gather(check, return_exceptions=True)
+
+
 async def test_what_a_check_started_is_killed_by_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number may be another process's by then."""
     process = await asyncio.create_subprocess_exec(

@@ -28,6 +28,8 @@ UNCOUNTED_ROWS = 100
 """Rows that a check with a model may take the time of, if their number is not limited."""
 LINE_LIMIT = 1 << 26
 MEMORY_POLL_S = 1.0
+ALIVE_S = 30.0
+"""Seconds until a check says that it goes on; it says so again after twice the time."""
 
 OnProgress = Callable[[CheckRequest, str], None]
 OnDone = Callable[[CheckRequest, CheckResult | GymgateError], None]
@@ -73,6 +75,7 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
     )
     memory = asyncio.create_task(_over_limit(process.pid, request.memory_gb))
     answer = asyncio.create_task(_answer(process, request, progress))
+    alive = asyncio.create_task(_tell_time(request, progress))
     try:
         limit = SETUP_TIMEOUT_S + request.timeout_s * (2 if request.measure else 1)
         if request.policy is not None:
@@ -95,6 +98,7 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
     finally:
         memory.cancel()
         answer.cancel()
+        alive.cancel()
         await asyncio.shield(_kill(process))
     # The verdict does not depend on what the measurements took.
     outcome = await check_in_process(request.model_copy(update={"measure": False, "policy": None}), progress)
@@ -102,6 +106,17 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
         return outcome
     missing = {"all": f"it was ended while it was measured: {diagnosis.detail}"}
     return outcome.model_copy(update={"settings": request.settings, "missing": missing})
+
+
+async def _tell_time(request: CheckRequest, progress: OnProgress) -> None:
+    """Say now and then that the check goes on, and what ends it."""
+    began, wait_s = time.monotonic(), ALIVE_S
+    while True:
+        await asyncio.sleep(wait_s)
+        wait_s *= 2
+        limits = f"{request.limits.timeout_s:g} s for a rollout, {request.timeout_s:g} s for all"
+        seconds = time.monotonic() - began
+        progress(request, f"still checking after {seconds:.0f} s; it gives up by itself: {limits}")
 
 
 def request_to_wire(request: CheckRequest) -> bytes:
