@@ -63,7 +63,7 @@ async def test_rows_are_samples_with_gyms_rewards_and_inspects_model(
     (result,) = log.results.scores
     assert {name: metric.value for name, metric in result.metrics.items()}["mean"] == 0.5
     assert (result.scored_samples, policy.calls["chat"]) == (2, 6 * 4)
-    account = f"{COUNTER}: 6 rollouts: 2 right, 2 wrong; 2 failed (environment 2)"
+    account = f"{COUNTER}: 6 rollouts: 2 right, 2 wrong; 2 failed (2 by environment)"
     assert (tmp_path / "printed.txt").read_text().splitlines()[-1] == account
     samples = samples_of(log)
     assert [sample.epoch for sample in samples] == [1, 2] * 3

@@ -61,7 +61,7 @@ def test_a_run_is_a_log_with_conversations_scores_and_errors(run: Path, tmp_path
     assert result.metrics["mean"].value == 0.75
     assert log.eval.model == "none/replay"
     assert log.eval.metadata is not None
-    assert log.eval.metadata["account"] == "5 rollouts: 3 right, 1 wrong; 1 failed (data 1)"
+    assert log.eval.metadata["account"] == "5 rollouts: 3 right, 1 wrong; 1 failed (1 by data)"
     arguments = {"env": "example_single_tool_call", "gym": "0.7.0", "data": f"{run.parent}/rows.jsonl"}
     assert log.eval.task_args_passed == arguments
     samples = {sample.metadata["nemo_gym"]["line"]: sample for sample in samples_of(log)}

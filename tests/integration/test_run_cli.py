@@ -260,7 +260,7 @@ def test_failures_are_grouped_and_change_the_exit_code() -> None:
         done = run("example_multi_step", "-b", server.base_url, "-m", "m")
         counted = run("example_multi_step", "-b", server.base_url, "-m", "m", "-n", "1", "--failed-as", "0")
     assert (done.returncode, counted.returncode) == (1, 1)
-    assert counted.stdout.splitlines()[2] == "1 rollout: none scored; 1 failed and counted as 0 (policy 1)"
+    assert counted.stdout.splitlines()[2] == "1 rollout: none scored; 1 failed and counted as 0 (1 by policy)"
     assert "0.000 ±n/a" in counted.stdout
     assert done.stdout.splitlines()[1].split() == ["example_multi_step", "5", "5", "5", "0", "-", "-"]
     assert [line for line in done.stderr.splitlines() if " x PolicyError: " in line]
@@ -366,10 +366,13 @@ def test_nothing_outlives_a_second_interrupt_or_a_kill(number: signal.Signals) -
 def test_show_prints_each_rollout_with_its_answers_and_reward() -> None:
     done = run("mcqa", "-n", "2", "--show")
     assert done.returncode == 0, done.stderr
-    first, second = sorted(done.stderr.partition("--- ")[2].split("--- "))
+    first, second = sorted(done.stdout.partition("--- ")[2].split("--- "))
     assert first.startswith("mcqa:1, repeat 0\n[user] ")
     assert "\n[assistant] " in first
     assert "\nexpected answer: B\nextracted answer: B\nreward: 1\n" in first
     assert second.startswith("mcqa:2, ")
-    assert "--- " not in done.stdout
+    assert "--- " not in done.stderr
+    quiet = run("mcqa", "-n", "1", "--show", "--json")
+    assert json.loads(quiet.stdout)
+    assert "\nreward: 1\n" in quiet.stderr
     assert done.stderr.splitlines()[-1].startswith("next: ")

@@ -242,7 +242,7 @@ async def test_a_run_counts_failures_as_its_files_do(tmp_path: Path) -> None:
         made = made_up_run(plan_of(3), run_one, output=tmp_path, rerun_failed=bool(rerun))
         await made.run()
         assert summary_rows(made.progress.tasks) == summary_rows(read_runs([tmp_path]).tasks)
-    assert "1 failed (timeout 1), asked again 9 times" in summary_rows(made.progress.tasks)[0]["account"]
+    assert "1 failed (1 by timeout), asked again 9 times" in summary_rows(made.progress.tasks)[0]["account"]
 
 
 async def let_others_run() -> None:

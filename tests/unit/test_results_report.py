@@ -232,7 +232,7 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
     page = run / "report.html"
     assert "<title>org/hello on hello, 2023-11-14</title>" in page.read_text()
     [headline] = parts_of(page, "headline")
-    for said in ("0.250 ± 0.144", "0.231 to 0.308", "13 rollouts: 3 right, 9 wrong; 1 failed (timeout 1)"):
+    for said in ("0.250 ± 0.144", "0.231 to 0.308", "13 rollouts: 3 right, 9 wrong; 1 failed (1 by timeout)"):
         assert said in headline
     assert parts_of(page, "account") == []
     environments, whole, tokens, failures, tasks, settings = tables_of(page)
@@ -288,6 +288,28 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
         ["assistant", "so"],
         ["assistant", "hello"],
     ]
+
+
+def test_a_report_says_what_checks_a_server_and_that_a_judge_failed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    lines = [orjson.loads(line) for line in (run / "rollouts.jsonl").read_bytes().splitlines()]
+    kept = [line for line in lines if line["task"]]
+    (run / "rollouts.jsonl").write_text("".join(f"{_json(line)}\n" for line in kept))
+    errors = (
+        {"kind": "environment", "type": "EnvironmentServerError", "message": "KeyError"},
+        {"kind": "policy", "type": "PolicyError", "message": "429", "judge": True},
+    )
+    failures = [
+        {**lines[0], "repeat": repeat, "result": None, "final": True, "error": error}
+        for repeat, error in enumerate(errors)
+    ]
+    (run / "failures.jsonl").write_text("".join(f"{_json(line)}\n" for line in failures))
+    write_report([run], tmp_path / "r.html")
+    environments, _, _, failed, *_ = tables_of(tmp_path / "r.html")
+    assert (environments[0]["tasks"], environments[0]["scored tasks"]) == (3, 2)
+    assert [line["class"] for line in failed] == ["environment", "judge"]
+    [note] = [note for note in parts_of(tmp_path / "r.html", "note") if "gymgate check" in note]
+    assert note.endswith(": hello")
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -110,6 +110,7 @@ def test_in_a_list_a_rollout_is_a_line() -> None:
     assert "PolicyError" in second
     assert len(first + second) < 500
     assert "\n" not in first + second
+    assert str(rollout("e" * 1000)) == first, "print shows no more"
 
 
 def test_an_error_is_printed_on_one_line_and_keeps_its_fields() -> None:

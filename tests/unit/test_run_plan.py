@@ -135,7 +135,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert b.split() == ["b", "4", "0", "0", "1", "1", "2", "2", "0.667", "±0.444", "-", "0.500"]
     assert whole.split()[:2] == ["all", "7"]
     reasons = {"masked: judge_failed 404 at http://h:1/v1": 2, "PolicyError: 401 no key": 1}
-    assert account == "7 rollouts: 2 right, 1 wrong, 1 unscored, 2 masked; 1 failed (policy 1)"
+    assert account == "7 rollouts: 2 right, 1 wrong, 1 unscored, 2 masked; 1 failed (1 by policy)"
     run: Any = SimpleNamespace(
         progress=progress, replayed=False, directory=None, plan=SimpleNamespace(invalid=())
     )

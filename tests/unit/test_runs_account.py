@@ -65,8 +65,8 @@ def test_an_account_says_what_a_score_is_made_of(tmp_path: Path) -> None:
     lines += [line(3, 0, 0.0, status="truncated", answer_found=False)]
     lost = [failure(4, 0), failure(4, 1, judge=True), *(failure(4, 0, final=False) for _ in range(4))]
     assert accounted(tmp_path, lines, lost) == (
-        "22 rollouts: 7 right, 9 wrong (agent_timeout 2), 3 no answer found, 1 cut off; "
-        "2 failed (judge 1, policy 1), asked again 4 times, 14 calls retried"
+        "22 rollouts: 7 right, 9 wrong (2 by agent_timeout), 3 no answer found, 1 cut off; "
+        "2 failed (1 by judge, 1 by policy), asked again 4 times, 14 calls retried"
     )
 
 
@@ -111,7 +111,7 @@ def test_a_mean_with_failures_has_bounds(tmp_path: Path) -> None:
     head, cells, account = done.stdout.splitlines()
     assert "if failed 0 to 1" in head
     assert "0.250 to 0.750" in cells
-    assert account == "4 rollouts: 1 right, 1 wrong; 2 failed (policy 2)"
+    assert account == "4 rollouts: 1 right, 1 wrong; 2 failed (2 by policy)"
 
 
 def test_failed_as_0_counts_failures_in_a_table_an_export_and_a_comparison(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_failed_as_0_counts_failures_in_a_table_an_export_and_a_comparison(tmp_p
     document = orjson.loads(done.stdout)
     [row] = document["environments"]
     assert (row["mean_reward"], row["mean_if_failed_0"]) == (pytest.approx(1 / 3), None)
-    assert row["account"] == "3 rollouts: 1 right, 1 wrong; 1 failed and counted as 0 (policy 1)"
+    assert row["account"] == "3 rollouts: 1 right, 1 wrong; 1 failed and counted as 0 (1 by policy)"
     assert any("--failed-as" in note for note in document["notes"])
     output = tmp_path / "d.jsonl"
     for arguments, reward in (([], None), (["--failed-as", "0"], 0.0)):

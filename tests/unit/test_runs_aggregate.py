@@ -269,7 +269,7 @@ def test_what_is_not_measured_is_counted_apart(tmp_path: Path) -> None:
     assert counts == {"rollouts": 6, "scored": 2, "masked": 1, "unscored": 2, "truncated": 1, "failed": 1}
     assert row["mean_reward"] == 1.0
     assert any("2 of 8 " in note for note in collected.notes)
-    assert row["account"].endswith("; 1 failed (timeout 1), asked again 2 times")
+    assert row["account"].endswith("; 1 failed (1 by timeout), asked again 2 times")
     assert any("finite" in note for note in collected.notes)
 
 
@@ -362,7 +362,7 @@ def test_a_rollout_that_failed_again_counts_as_it_ended_the_last_time(tmp_path: 
     run = write_run(tmp_path, [line(0, 1, 1.0)], failures=[*failures("judge"), *failures("timeout")])
     table = read_runs([run])
     assert [*table.tasks.counts.causes] == ["Error: timeout"]
-    assert "1 failed (timeout 1), asked again 3 times" in summary_rows(table.tasks)[0]["account"]
+    assert "1 failed (1 by timeout), asked again 3 times" in summary_rows(table.tasks)[0]["account"]
     assert [attempt.error and attempt.error.kind for attempt in table.rollouts(failed=True)] == [
         None,
         "timeout",

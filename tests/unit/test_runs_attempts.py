@@ -138,7 +138,7 @@ def test_failures_count_alike_in_a_directory_and_a_file(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         rows = [orjson.loads(text) for text in output.read_bytes().splitlines()]
         assert [row["status"] for row in rows] == ["completed"] * 2 + ["failed"] * 2
-        assert metrics["account"] == "4 rollouts: 2 right, 0 wrong; 2 failed (timeout 2)"
+        assert metrics["account"] == "4 rollouts: 2 right, 0 wrong; 2 failed (2 by timeout)"
 
 
 def test_a_runs_own_file_of_rollouts_is_the_run(tmp_path: Path) -> None:

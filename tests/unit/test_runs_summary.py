@@ -54,6 +54,7 @@ def test_what_is_hostile_is_text_of_bounded_size(tmp_path: Path) -> None:
     many = [dict.fromkeys(("environment", "tasks", "rollouts", "account"), "x" * 10_000)] * 10_000
     notes = ["n" * 10_000] * 10_000
     for row in many:
+        row |= {"scored_tasks": row["tasks"], "no_answer": 0}
         row |= dict.fromkeys(("failed", "masked", "unscored", "truncated", "overflowed"), 0)
     html = gymgate.RunSummary(many, replayed=True, notes=notes)._repr_html_()
     assert len(html) < 5_000_000

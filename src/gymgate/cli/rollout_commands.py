@@ -319,11 +319,7 @@ def _lingering(run: Collection) -> str:
 
 def _checks(run: Collection) -> Iterator[str]:
     """Yield the command that names file and line, for each environment whose servers failed a rollout."""
-    broken = {
-        task.environment
-        for task in run.progress.tasks.tasks.values()
-        if any(failure.kind == "environment" for failure in task.failures.values())
-    }
+    broken = run.progress.tasks.broken_environments
     for environment in run.stack.environments:
         if not broken.isdisjoint((environment.name, Path(environment.name).stem)):
             yield f"gymgate check {shlex.quote(environment.name)}, for file and line of an exception"

@@ -28,7 +28,7 @@ from gymgate.cli.options import (
     rows_option,
     shard_option,
 )
-from gymgate.cli.output import print_json
+from gymgate.cli.output import echo, print_json
 from gymgate.cli.rollout_commands import CONDUCT_OPTIONS, conduct, finish, showing_run
 from gymgate.cli.run_spec import spec_of
 from gymgate.core.config import RayCluster
@@ -165,7 +165,8 @@ def command(
             spec = spec.model_copy(update={"pace": spec.pace.model_copy(update={"budgets": {}})})
         run = prepare(spec, output=output, shard=shard or WHOLE, rerun_failed=rerun_failed, log=progress_log)
         run.tracer = tracer
-        show_rollout = (lambda rollout: progress_log(conversation_text(rollout))) if is_shown else None
+        to = progress_log if as_json else echo  # stdout, where the table is
+        show_rollout = (lambda rollout: to(conversation_text(rollout))) if is_shown else None
         end = conduct(run, show, budget, log_to=log_to, show_rollout=show_rollout)
     finish(run, end, output, ks=ks, as_json=as_json, wide=wide, failed_as=failed_as)
 

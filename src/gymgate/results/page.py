@@ -42,6 +42,7 @@ _TITLES = {
     "mean_reward_se": "± se",
     "scored_tasks": "scored tasks",
     "max_k": "largest k",
+    "no_answer": "no answer found",
     "std_reward": "sd of rewards",
     "model_server": "model server",
     "mean_calls": "calls",

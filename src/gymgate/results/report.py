@@ -121,6 +121,9 @@ def report_parts(
                 for (kind, name), count in data.failures.most_common()
             ]
         )
+    if broken := collected.broken_environments:
+        checked = ", ".join(sorted(broken))
+        yield {"note": f"gymgate check ENV shows file and line of an exception of its servers: {checked}"}
     yield {"heading": "Conversations"}
     conversations = sum(map(len, data.conversations.values()))
     if conversations < sum(len(task.scores) + task.failed for task in collected.tasks.values()):

@@ -136,8 +136,9 @@ class ReportData:
     def add_failure(self, attempt: Attempt) -> None:
         """Add a failed attempt."""
         error = attempt.error or StoredError()
-        self.failures[error.kind, error.type] += 1
-        self.messages.setdefault((error.kind, error.type), error.message)
+        names = ("judge" if error.judge else error.kind, error.type)
+        self.failures[names] += 1
+        self.messages.setdefault(names, error.message)
 
 
 def _shared_words(texts: Sequence[str]) -> int:

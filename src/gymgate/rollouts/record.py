@@ -177,11 +177,15 @@ class Rollout(Record):
         error = None if self.error is None else f"{self.error.type}: {self.error.message}"
         return conversation_html(heading, error, transcript(self.result))
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the line that IPython shows of it in a list; its `repr` has every byte of the result."""
+    def __str__(self) -> str:
+        """Return it in a line; its `repr` has every byte of the result."""
         figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())
         error = "" if self.error is None else f", {self.error.type}"
-        printer.text(f"<{type(self).__name__} {self.environment[:100]}: {figures}{error}>")
+        return f"<{type(self).__name__} {self.environment[:100]}: {figures}{error}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the line that IPython shows of it in a list."""
+        printer.text(str(self))
 
     def _figures(self) -> dict[str, str]:
         reward = outcome_of(self).reward

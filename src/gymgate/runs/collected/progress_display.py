@@ -36,7 +36,7 @@ def showing_progress() -> Iterator[tuple[Show, Log]]:
 
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
         task = bar.add_task("", total=None)
 
         def show(progress: RunProgress) -> None:

@@ -110,7 +110,7 @@ class Account:
         }
 
     def __str__(self) -> str:
-        """`22 rollouts: 7 right, 9 wrong, 3 no answer found, 1 cut off; 2 failed (policy 1, judge 1), asked again 4 times`."""
+        """`22 rollouts: 7 right, 9 wrong, 1 cut off; 2 failed (1 by judge, 1 by policy), asked again 4 times`."""
         count = self.parts.total()
         text = f"{count} rollout{'s' * (count != 1)}: {', '.join(self._scored_parts()) or 'none scored'}"
         later = list(self._other_parts())
@@ -124,7 +124,7 @@ class Account:
         elif self.rewards:
             yield _distribution(self.rewards)
         names: tuple[Part, ...] = ("no answer found", "cut off", "unscored", "masked")
-        kinds = {"cut off": _kinds(self.limits, "{count} by {kind}")}
+        kinds = {"cut off": _kinds(self.limits)}
         yield from (f"{self.parts[name]} {name}{kinds.get(name, '')}" for name in names if self.parts[name])
 
     def _other_parts(self) -> Iterator[str]:
@@ -137,10 +137,10 @@ class Account:
             yield f"{calls} call{'s' * (calls != 1)} retried"
 
 
-def _kinds(counts: Mapping[str, int], form: str = "{kind} {count}") -> str:
-    """` (policy 2, judge 1)`, or nothing without any."""
+def _kinds(counts: Mapping[str, int]) -> str:
+    """` (2 by policy, 1 by judge)`, or nothing without any."""
     kinds = sorted(counts.items(), key=lambda it: (-it[1], it[0]))
-    return f" ({', '.join(form.format(kind=kind, count=count) for kind, count in kinds)})" if kinds else ""
+    return f" ({', '.join(f'{count} by {kind}' for kind, count in kinds)})" if kinds else ""
 
 
 def _distribution(rewards: Counter[float]) -> str:

@@ -97,9 +97,10 @@ def parse_ks(text: str) -> tuple[int, ...]:
 
 def in_view(summary: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the columns that are shown at once: those that say how good the policy is, and what is missing."""
-    counts = [name for name in NOT_SCORED if any(row[name] for row in summary)]
-    passes = numbered("pass@", summary)
-    return [*("environment", "tasks", "rollouts"), *counts, *("mean_reward", "mean_reward_se"), *passes]
+    counts = [name for name in (*NOT_SCORED, "no_answer") if any(row[name] for row in summary)]
+    scored = ["scored_tasks"] if any(row["scored_tasks"] != row["tasks"] for row in summary) else []
+    means = ("mean_reward", "mean_reward_se", *numbered("pass@", summary))
+    return ["environment", "tasks", *scored, "rollouts", *counts, *means]
 
 
 def _summary(

@@ -128,6 +128,13 @@ class CollectedTasks:
     _scores: dict[TaskScore, TaskScore] = field(default_factory=dict)
     """Scores that tasks share: most of a million are equal to one of some hundred."""
 
+    @property
+    def broken_environments(self) -> set[str]:
+        """Those with servers that failed a rollout."""
+        tasks = self.tasks.values()
+        failed = (task for task in tasks if any(it.kind == "environment" for it in task.failures.values()))
+        return {task.environment for task in failed}
+
     def ordered(self) -> list[Task]:
         return sorted(
             self.tasks.values(), key=lambda task: (task.environment, task.task, task.row_key, task.occurrence)
