@@ -5,6 +5,9 @@ document.addEventListener("DOMContentLoaded", () => {
     const body = table.tBodies[0];
     if (!body || body.rows.length < 10) continue;
     body.classList.add("table-names");
+    for (const name of body.querySelectorAll("td:first-child code, td:nth-child(2)")) {
+      name.innerHTML = name.innerHTML.replace(/[_/]/g, "$&<wbr>"); // a line ends between words only
+    }
     const field = document.createElement("input");
     field.type = "search";
     field.placeholder = "Filter: words that a line must have, e.g. “match docker”";
