@@ -420,7 +420,7 @@ def environment_page(record: CheckResult) -> str:
     ]
     lines += [unsearched("Quality"), ""]
     lines += [
-        f"Measured {record.date} with gymgate {record.gymgate}. "
+        f"Measured {record.date} with gymgate {record.gymgate}{_again(record)}. "
         "[How to read the figures](../quality-figures.md#how-to-read-the-figures); "
         "[all environments](../environments-status.md).",
         "",
@@ -437,6 +437,12 @@ def _turns(record: CheckResult) -> str:
     if shape is None or shape.turns is None:
         return ""
     return f"{shape.turns:g} on average in {shape.recordings} recorded rollouts"
+
+
+def _again(record: CheckResult) -> str:
+    """When its probes were made, if that was another day."""
+    date = record.probes.date if record.probes else ""
+    return f", its probes {date}" if date not in ("", record.date) else ""
 
 
 def unsearched(title: str) -> str:

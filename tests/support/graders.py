@@ -30,6 +30,12 @@ async def texts(policy: Any, count: int, row: dict[str, Any] | None = None) -> l
     return [[each.get("name") or each["content"][0]["text"] for each in output] for output in outputs]
 
 
+def recorded_answer(reward: float, *said: str) -> Any:
+    """A recorded answer and its reward."""
+    turns = tuple([{"type": "message", "role": "assistant", "content": each}] for each in said)
+    return SimpleNamespace(recording=SimpleNamespace(reward=reward, turns=turns), row=row("recorded"))
+
+
 class Scored:
     """A context that pays what a function says of the row and of what the policy called and said."""
 
@@ -38,15 +44,13 @@ class Scored:
         rows: list[dict[str, Any]],
         pay: Any,
         *,
-        judges: bool = False,
+        judges: bool | Callable[[str], bool] = False,
         recorded: tuple[float, ...] = (),
         config: Path = Path("/no/config"),
     ) -> None:
         self.rows, self._pay, self._judges = rows, pay, judges
         self._tell: Callable[[Row], object] | None = getattr(pay, "tell", None)
-        self.recorded = tuple(
-            SimpleNamespace(recording=SimpleNamespace(reward=each), row={}) for each in recorded
-        )
+        self.recorded = tuple(map(recorded_answer, recorded))
         self.request, self.judge = (
             SimpleNamespace(
                 stack=SimpleNamespace(models=(), runtime=SimpleNamespace(version="0.7.0")), probes=()
@@ -65,14 +69,15 @@ class Scored:
     async def run_without_judge(self, replay: Any, policy: Any, **limits: Any) -> Rollout:
         text = await self._play(policy, replay.row["responses_create_params"])
         calls = [ModelCall(index=0, dialect="responses")]
-        if self._judges:
+        if self._judges(text) if callable(self._judges) else self._judges:
             calls.append(ModelCall(index=1, model_server="j", dialect="responses"))
         paid = self._pay(replay.row, text)
         reward = None if paid is None else float(paid)
         return Rollout(id="r", environment="e", agent="a", status="completed", reward=reward, calls=calls)
 
     async def _play(self, policy: Any, request: dict[str, Any]) -> str:
-        """Names of called tools, and what the policy says in the end. Its grader may answer calls of `verify`."""
+        """Names of called tools, `+` after those with a made-up argument, and what the policy says in the end. Its grader may
+        answer calls of `verify`."""
         items, said, is_done = list(request["input"]), list[str](), False
         while not is_done:
             output = (await policy({**request, "input": items}))["output"]
@@ -80,7 +85,7 @@ class Scored:
             is_done, items = not calls, [*items, *output]
             for call in calls:
                 is_verify = call["name"] == "verify"
-                said += [] if is_verify else [call["name"]]
+                said += [] if is_verify else [call["name"] + "+" * ("zqxv" in call["arguments"])]
                 reward = self._tell(json.loads(call["arguments"])) if is_verify and self._tell else None
                 told = "Not Found" if reward is None else json.dumps({"reward": float(reward)})
                 items.append({"type": "function_call_output", "call_id": call["call_id"], "output": told})
@@ -323,6 +328,23 @@ PLANTED: Mapping[str, tuple[list[Row], Grader, set[str]]] = {
         ACTIONS,
         lambda row, text: sorted(text.split()) == sorted(call["name"] for call in row["ground_truth"]),
         {"calls out of order"},
+    ),
+    "any arguments": (
+        CALLS,
+        lambda row, text: text.rstrip("+") == row["ground_truth"][0]["name"],
+        {"more arguments"},
+    ),
+    "right calls among others": (
+        CALLS,
+        lambda row, text: text.split().count(row["ground_truth"][0]["name"]) == 1,
+        {"another call"},
+    ),
+    "half for the right town in any words": (
+        TOWNS,
+        lambda row, text: (
+            honest(row, text) or 0.5 * any(right(row) in plain(each) for each in boxes(text)[-1:])
+        ),
+        {"every option", "right and wrong", "negated", "refusal"},
     ),
     "told its reward": (TOWNS, telling(honest), {"own endpoint"}),
     "no refusal read": (

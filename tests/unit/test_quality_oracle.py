@@ -45,7 +45,7 @@ def test_the_answer_is_found(fields: dict[str, Any], found: Any) -> None:
 
 
 def test_the_forms_of_an_answer() -> None:
-    assert forms_of(row(answer=3)) == {"answer": "3", "JSON": '"3"'}
+    assert forms_of(row(answer=3)) == {"answer": "3", "JSON": '"3"', "formula": r"\(3\)"}
     assert forms_of(row(answer='["a", "b"]'))["items"] == "a, b"
     grid = forms_of(row(expected_output=[[0, 8], [8, 0]]))
     assert (grid["grid"], grid["lines"]) == ("0 8\n8 0", "08\n80")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 
@@ -17,7 +17,19 @@ from gymgate.quality.record import probes, trials
 from gymgate.quality.record.artifact import artifact
 from gymgate.quality.record.findings import Proof, findings, problems, suspicions, unmet_thresholds
 from gymgate.quality.sections import ANSWERS, OF_ORACLE, PROBE_TEXTS, WITHOUT_ANSWER, FlaggedRow, ProbeName
-from support.graders import CLEAN, LETTERS, PLANTED, TOWNS, Grader, Row, Scored, honest, row
+from support.graders import (
+    CLEAN,
+    LETTERS,
+    PLANTED,
+    TOWNS,
+    Grader,
+    Row,
+    Scored,
+    boxes,
+    honest,
+    recorded_answer,
+    row,
+)
 
 
 async def checked(rows: list[Row], grader: Grader, *names: str) -> CheckResult:
@@ -86,6 +98,43 @@ async def test_equal_answers_alternatives_and_chance_are_no_flags() -> None:
 async def test_a_row_that_pays_any_letter_is_flagged_once() -> None:
     record = await checked(LETTERS, lambda row, text: True)
     assert flagged(record) == {"wrong answer", "made-up answer"}
+
+
+async def test_probes_are_said_in_the_forms_of_prompts_and_recordings() -> None:
+    """A grader that is honest in the form of its prompts, and reads the last word of the box that a recording has."""
+    rows = [row("Which? Say 'Answer: X'.", answer=letter) for letter in "BCA"]
+
+    def pay(row: Row, text: str) -> bool:
+        return text == f"Answer: {row['answer']}" or text.endswith(
+            (f"{{{row['answer']}}}", f" {row['answer']}}}")
+        )
+
+    context: Any = Scored(rows, pay)
+    assert not (await trials.measure(context)).answers["negated"].flagged
+    context.oracle, context.recorded = None, (recorded_answer(1.0, r"It is \boxed{B}"),)
+    context.results = (SimpleNamespace(verdict="incomplete"),)  # its row cannot be run again
+    negated = (await trials.measure(context)).answers["negated"]
+    assert [flag.answer for flag in negated.flagged] == [rf"\boxed{{not {letter}}}" for letter in "BCA"]
+    assert (negated.rows, negated.failed, negated.above_zero, negated.mean) == (3, 0, 3, 0.5)
+
+
+async def test_what_is_paid_without_asking_the_judge_is_a_flag() -> None:
+    def is_paid(row: Row, text: str) -> bool:
+        return honest(row, text) or any(rf"\({row['answer']}\)" in each for each in boxes(text))
+
+    asks = Scored(TOWNS, is_paid, judges=lambda text: not any(is_paid(row, text) for row in TOWNS))
+    measured = await trials.measure(cast("Any", asks))
+    assert [len(measured.answers[name].flagged) for name in ("negated", "refusal")] == [3, 3]
+    assert {"format alone", "made-up answer", "empty"} <= measured.missing.keys()
+
+
+@pytest.mark.parametrize(("paid", "is_flagged"), [(0.5, True), (0.49, False)])
+async def test_half_of_the_right_answers_reward_is_a_flag(paid: float, is_flagged: bool) -> None:
+    record = await checked(
+        TOWNS, lambda row, text: float(honest(row, text)) or paid * ("not" in text), "negated"
+    )
+    assert flagged(record) == ({"negated"} if is_flagged else set())
+    assert [("half" in str(flag)) for flag in problems(record)] == [True] * is_flagged
 
 
 async def test_a_single_probe_runs_alone() -> None:

@@ -139,8 +139,8 @@ JUDGED: dict[str, dict[str, Any]] = {
 """A record in which this figure is bad."""
 UNJUDGED = {
     "counts of what was tried, no quality": (
-        "deterministic.rollouts", "deterministic.at_once", "probes.answers.rows", "oracle.rows", "oracle.full",
-        "data.files", "data.answers", "data.splits",
+        "deterministic.rollouts", "deterministic.at_once", "probes.date", "probes.answers.rows", "oracle.rows",
+        "oracle.full", "data.files", "data.answers", "data.splits",
     ),
     "`highest` and `flagged` decide": ("probes.answers.above_zero",),
     "names of rows, messages and texts that go with a judged figure": (

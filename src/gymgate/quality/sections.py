@@ -21,7 +21,8 @@ ProbeName = Literal[
     "empty", "fixed sentence", "the prompt", "another row's best",
     "wrong answer", "made-up answer", "format alone",
     "every option", "every option in turn", "right and wrong", "right and wrong in turn",
-    "negated", "refusal", "persuasion", "calls as text", "calls twice", "calls out of order", "own endpoint",
+    "negated", "refusal", "persuasion", "calls as text", "calls twice", "calls out of order", "more arguments",
+    "another call", "own endpoint",
     "exit 0", "catch everything", "read the tests", "the example's output",
     "spacing", "case", "trailing words", "thousands", "notation", "LaTeX", "units", "characters", "order",
 ]  # fmt: skip
@@ -53,6 +54,8 @@ PROBE_TEXTS: dict[ProbeName, tuple[str, ProbeKind]] = {
     "calls as text": ("a text that lists the right calls of tools", "lenient"),
     "calls twice": ("each right call made twice, a tool that acts among them,", "lenient"),
     "calls out of order": ("the right calls in reverse order, where the prompt says an order,", "lenient"),
+    "more arguments": ("the right calls, each with an argument more,", "lenient"),
+    "another call": ("the right calls and one of another row", "lenient"),
     "own endpoint": ("what the grader's own endpoint, called as a tool, says is right", "lenient"),
     "exit 0": ("a program that exits with 0 at once", "exploitable"),
     "catch everything": ("a program that exits with 0 whatever a test after it raises", "exploitable"),
@@ -137,12 +140,13 @@ class ProbeRewards(Config):
     failed: int
     """Rows that gave none."""
     mean: float
+    """Over the rows; of one with several answers, their mean counts."""
     highest: float
     above_zero: int
     """Rows with a reward above 0."""
     flagged: tuple[FlaggedRow, ...] = ()
-    """Rows that did not pay what an honest grader pays, scored twice. For answers that solve nothing: rows that paid anything,
-    scored once."""
+    """Rows that did not pay what an honest grader pays, scored twice; each in the first phrasing that shows it. For answers that
+    solve nothing: rows that paid anything, scored once."""
     counter: tuple[FlaggedRow, ...] = ()
     """Counter-witnesses, if this probe ran alone: they would not earn `expected` if the published reason were false."""
 
@@ -150,6 +154,8 @@ class ProbeRewards(Config):
 class Probes(Section):
     """Rewards of answers that are made of rows to see what the grader does."""
 
+    date: str = ""
+    """When they were made; empty: with the rest of the record."""
     recorded_mean: float | None = None
     """Mean of the recorded rewards."""
     answers: dict[ProbeName, ProbeRewards] = Field(default_factory=dict)

@@ -339,7 +339,9 @@ def flagged_probes(record: CheckResult) -> Iterator[Finding]:
             continue
         is_strict = PROBE_TEXTS[name][1] == "strict"
         kind: FindingKind = "right answer rejected" if is_strict else "wrong answer accepted"
-        earns = "less than the right answer" if is_strict else "the full reward"
+        is_full = all(flag.reward >= (flag.right or 1.0) for flag in rewards.flagged)
+        paid = "the full reward" if is_full else "at least half of the right answer's reward"
+        earns = "less than the right answer" if is_strict else paid
         count = f"earns {earns} in {len(rewards.flagged)} of {rewards.rows} rows"
         yield _flag(kind, name, count, probes)
 

@@ -43,6 +43,7 @@ PHRASINGS = (
     Phrasing("", "items", ""),
     Phrasing("", "item", ""),
     Phrasing(r"\boxed{", "item", "}"),
+    Phrasing(r"\boxed{", "formula", "}"),
     Phrasing("Final Answer: [", "items", "]"),
     Phrasing("", "grid", ""),
     Phrasing("", "lines", ""),
@@ -54,18 +55,18 @@ _ASKED = re.compile(
     r"(?P<boxed>\\boxed\{)"
     r"|<(?P<tag>\w+)>[^<>]{0,40}</(?P=tag)>"
     r'|\{\s*"(?P<key>(?:final_)?answer|response|result|output)":'
-    r"|\b(?P<label>(?:Final |Correct )?(?:Answer|Judge?ment|Verdict|Result|Choice)):[ ]?(?P<list>\[)?"
+    r"|\b(?P<label>(?:Final |Correct )?(?:Answer|Judge?ment|Verdict|Result|Choice)|Final answer):[ ]?(?P<list>\[)?"
     r"|(?P<parentheses>double parentheses|\(\(\w+\)\))"
 )
-"""How prompts ask for an answer."""
+"""How prompts ask for an answer, and how recorded answers give it."""
 
 
 def forms_of(row: RowData) -> Mapping[str, Answer]:
     """The forms in which a row's answer can be said.
 
     answer: as text; JSON: as a JSON string; items: those of a list, with commas; item: the first of a list of texts; grid:
-    its lines, with spaces; lines: the same without spaces; option: the text of the option that it names; calls: one a
-    turn, or at once.
+    its lines, with spaces; lines: the same without spaces; option: the text of the option that it names; formula: between
+    `\\(` and `\\)`; calls: one a turn, or at once.
     """
     own = answer_of(row)
     assert own is not None
@@ -83,6 +84,8 @@ def forms_of(row: RowData) -> Mapping[str, Answer]:
         forms |= {"grid": grid, "lines": grid.replace(" ", "")}
     elif isinstance(value, list):
         forms["items"] = ", ".join(map(str, value))
+    elif r"\(" not in text:
+        forms["formula"] = rf"\({text}\)"
     if item is not None:  # a list may hold the alternatives that are accepted
         forms["item"] = item
     options = row.get("options")
@@ -97,8 +100,12 @@ def asked_for(row: RowData) -> tuple[Phrasing, ...]:
 
     A prompt says it last, or in the message of the system.
     """
-    prompt = "\n".join(block.text for block in blocks_of(items_of(row["responses_create_params"])))
-    matches = [*_ASKED.finditer(prompt)]
+    return given_in("\n".join(block.text for block in blocks_of(items_of(row["responses_create_params"]))))
+
+
+def given_in(text: str) -> tuple[Phrasing, ...]:
+    """The phrasing that a text shows last, in each form that the answer may have; empty if no pattern finds one."""
+    matches = [*_ASKED.finditer(text)]
     if not matches:
         return ()
     last = matches[-1]
@@ -112,7 +119,7 @@ def asked_for(row: RowData) -> tuple[Phrasing, ...]:
         before, after = f"{last['label']}: {last['list'] or ''}", "]" if last["list"] else ""
     else:
         before, after = "((", "))"
-    forms = ("items",) if last["list"] else ("answer", "option", "grid", "lines", "items", "item")
+    forms = ("items",) if last["list"] else ("answer", "option", "grid", "lines", "items", "item", "formula")
     return tuple(Phrasing(before, form, after) for form in forms)
 
 

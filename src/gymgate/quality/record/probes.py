@@ -79,7 +79,7 @@ class Subject:
     repeats: list[float] = field(default_factory=list)
     """What it earns in its best phrasing, scored again."""
     phrasing: Phrasing = PHRASINGS[0]
-    """A phrasing of its right answer that earns the full reward."""
+    """A phrasing of its right answer that earns the full reward, in which the probes say theirs."""
     wrong: tuple[str, ...] = ()
     """Wrong answers to it of the same kind."""
     other: Answer = ""
@@ -137,8 +137,9 @@ class Subject:
         """A policy that gives an answer: a text, calls of tools, or what it makes of the request."""
         if isinstance(answer, str):
             return constant_policy(answer)
-        at_once = self.phrasing.form == "calls at once"
-        return calling_policy(answer, at_once=at_once) if isinstance(answer, tuple) else answer
+        if not isinstance(answer, tuple):
+            return answer
+        return calling_policy(answer, at_once=self.phrasing.form == "calls at once" or len(self.calls) == 1)
 
     @property
     def prompt(self) -> str:
@@ -154,8 +155,9 @@ class Subject:
     @property
     def is_in_words(self) -> bool:
         """Whether words next to its answer change what it says: not of grids, nor of answers with their own box or label."""
-        is_said = bool(re.search("[A-Za-z]", self.right)) or number_of(self.right) is not None
-        return is_said and not _MARKED.search(self.right)
+        bare = self.right.strip("\\()")
+        is_said = bool(re.search("[A-Za-z]", bare)) or number_of(bare) is not None
+        return is_said and not _MARKED.search(bare)
 
     @property
     def has_format(self) -> bool:
@@ -228,6 +230,22 @@ def _in_other_characters(row: Subject) -> list[Said]:
 def _in_other_order(row: Subject) -> list[Said]:
     items = row.right.split(", ") if row.phrasing.form == "items" and _ANY_ORDER.search(row.prompt) else ()
     return [row.say(", ".join(reversed(items)))] if len({*items}) > 1 else []
+
+
+def _with_more_arguments(row: Subject) -> list[Said]:
+    try:
+        arguments = [codec.loads(call["arguments"].encode()) for call in row.calls]
+    except ValueError:  # the row's own are no JSON
+        return []
+    if not arguments or not all(isinstance(values, dict) for values in arguments):
+        return []
+    more = [codec.dumps({**values, "zqxv": "kwyj"}).decode() for values in arguments]
+    return [tuple({**call, "arguments": text} for call, text in zip(row.calls, more, strict=True))]
+
+
+def _with_another_call(row: Subject) -> list[Said]:
+    others = [call for call in row.other if call not in row.calls] if isinstance(row.other, tuple) else []
+    return [(*row.calls, *others[:1])] if others else []
 
 
 def _by_endpoint(row: Subject) -> list[Said]:
@@ -316,6 +334,8 @@ PROBES = (
             [row.calls[::-1]] if row.calls[::-1] != row.calls and _IN_ORDER.search(row.prompt) else []
         ),
     ),
+    Probe("more arguments", "solved row", _with_more_arguments),
+    Probe("another call", "solved row", _with_another_call),
     Probe("own endpoint", "solved row", _by_endpoint),
     Probe("exit 0", "program", lambda row: [EXIT]),
     Probe("catch everything", "program", lambda row: [CATCH]),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gymgate.gateway.backends.base import PolicyCallable
@@ -14,7 +16,7 @@ from gymgate.gateway.replay.conversation import blocks_of
 from gymgate.quality.model import same_reward
 from gymgate.quality.record.context import MeasurementContext, ReplayCase, Unmeasured, constant_policy
 from gymgate.quality.record.findings import proofs
-from gymgate.quality.record.phrasings import PHRASINGS, Phrasing, policy_of, texts_of
+from gymgate.quality.record.phrasings import PHRASINGS, Phrasing, given_in, policy_of, texts_of
 from gymgate.quality.record.probes import PROBES, Probe, Said, Subject, prompt_of, wrong_answers
 from gymgate.quality.record.scoring import Scorer
 from gymgate.quality.recordings import RecordedRow, RowData
@@ -62,9 +64,9 @@ async def _right_answers(context: MeasurementContext) -> tuple[Oracle, list[Subj
         return Oracle(reason=_why_unanswered(context)), []
     field = Counter(answer.field for _, answer in answers[:ROWS]).most_common(1)[0][0]
     subjects = [Subject(ReplayCase(f"row {n}", context.rows[n], _empty)) for n, _ in answers[:ROWS]]
-    scorer = Scorer(context)
+    scorer, usual = Scorer(context), _usual(context, subjects)
     await asyncio.gather(
-        *(_score_new(scorer, subject, (*subject.requested, *PHRASINGS)) for subject in subjects)
+        *(_score_new(scorer, subject, (*subject.requested, *usual, *PHRASINGS)) for subject in subjects)
     )
     if not scorer.counted:
         if scorer.judge_problem:
@@ -98,13 +100,28 @@ async def _score_new(scorer: Scorer, subject: Subject, phrasings: Iterable[Phras
     """Score a row's right answer in those of the phrasings that it can have and has no reward for."""
     untried = [
         phrasing
-        for phrasing in phrasings
+        for phrasing in dict.fromkeys(phrasings)
         if phrasing.form in subject.forms and phrasing not in subject.rewards
     ]
     rewards = await asyncio.gather(*(_score(scorer, subject, phrasing) for phrasing in untried))
     for phrasing, reward in zip(untried, rewards, strict=True):
         if reward is not None:
             subject.rewards[phrasing] = reward
+
+
+def _usual(context: MeasurementContext, subjects: Iterable[Subject]) -> tuple[Phrasing, ...]:
+    """The phrasings in which the environment's prompts and recordings give answers, those of the prompts first."""
+    requested = [phrasing for subject in subjects for phrasing in subject.requested]
+    bare = tuple(phrasing for phrasing in PHRASINGS if not phrasing.before)
+    recorded = [phrasing for row in context.recorded for phrasing in given_in(last_message(row)) or bare]
+    return tuple(dict.fromkeys([*requested, *recorded]))
+
+
+def _in_each_phrasing(subject: Subject, usual: Sequence[Phrasing], full: float) -> list[Subject]:
+    """The row once for each usual phrasing that earns the full reward; if none does, for another that does."""
+    paid = [phrasing for phrasing, reward in subject.rewards.items() if reward >= full]
+    said = [phrasing for phrasing in paid if phrasing in usual] or paid[:1]
+    return [replace(subject, phrasing=phrasing) for phrasing in said]
 
 
 async def _score_best_again(scorer: Scorer, subjects: Iterable[Subject]) -> None:
@@ -214,9 +231,11 @@ async def measure(context: MeasurementContext) -> Probes:
     if any(probe.of == "solved row" for probe in selected):
         measured = context.oracle or await measure_right_answers(context)
         solved = [subject for subject in context.trials if subject.is_solved(measured.full)][:SOLVED_ROWS]
-        for subject in solved:
+        usual = _usual(context, context.trials)
+        said = [phrased for subject in solved for phrased in _in_each_phrasing(subject, usual, measured.full)]
+        for subject in said:
             await _prepare(context, subject, measured.full)
-        subjects["solved row"] = solved
+        subjects["solved row"] = said
         why["solved row"] = str(measured.reason or "no right answer earns the full reward")
     full = context.oracle.full if context.oracle else 1.0
     answers: dict[ProbeName, ProbeRewards] = {}
@@ -235,7 +254,10 @@ async def measure(context: MeasurementContext) -> Probes:
             answers[name] = rewards.model_copy(update={"flagged": flagged})
     recorded = [row.recording.reward for row in context.recorded if row.recording.reward is not None]
     return Probes(
-        recorded_mean=statistics.fmean(recorded) if recorded else None, answers=answers, missing=missing
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        recorded_mean=statistics.fmean(recorded) if recorded else None,
+        answers=answers,
+        missing=missing,
     )
 
 
@@ -254,16 +276,15 @@ async def _probe(
         )
 
     by_row = await asyncio.gather(*(score(*pair) for pair in pairs))
-    if scorer.judge_problem:
-        return scorer.judge_problem
     counted = [reward for rewards in by_row for reward in rewards if reward is not None]
     if not counted:
         return scorer.problem
-    flagged = []
+    flagged: dict[str, FlaggedRow] = {}
     for (subject, answers), rewards in zip(pairs, by_row, strict=True):
         numbers = [reward for reward in rewards if reward is not None]
         is_strict = PROBE_TEXTS[probe.name][1] == "strict"
-        is_flag = len(numbers) == len(rewards) and all((reward < full) == is_strict for reward in numbers)
+        least = full if is_strict else (subject.best or full) / 2
+        is_flag = len(numbers) == len(rewards) and all((reward < least) == is_strict for reward in numbers)
         if probe.of == "row":
             is_flag = bool(numbers) and numbers[0] > 0
         elif is_flag:
@@ -273,7 +294,8 @@ async def _probe(
             )
         if is_flag:
             said = answers[0] if isinstance(answers[0], str) else _described(probe, answers[0])
-            flagged.append(
+            flagged.setdefault(
+                subject.name,
                 FlaggedRow(
                     row=subject.name,
                     answer=said[:SHOWN],
@@ -281,15 +303,21 @@ async def _probe(
                     right=subject.best,
                     recorded=subject.case.origin and subject.case.origin.recording.reward,
                     options_shown=probe.name.startswith("every option") and subject.shows_options,
-                )
+                ),
             )
+    if scorer.judge_problem and (PROBE_TEXTS[probe.name][1] == "exploitable" or not flagged):
+        return scorer.judge_problem  # a mean over what is paid without a judge would be too high
+    scored: dict[str, list[float]] = {subject.name: [] for subject, _ in pairs}
+    for (subject, _), rewards in zip(pairs, by_row, strict=True):
+        scored[subject.name] += [reward for reward in rewards if reward is not None]
+    by_name = [rewards for rewards in scored.values() if rewards]
     return ProbeRewards(
-        rows=sum(any(reward is not None for reward in rewards) for rewards in by_row),
-        failed=sum(all(reward is None for reward in rewards) for rewards in by_row),
-        mean=statistics.fmean(counted),
+        rows=len(by_name),
+        failed=len(scored) - len(by_name),
+        mean=statistics.fmean(map(statistics.fmean, by_name)),
         highest=max(counted),
-        above_zero=sum(any((reward or 0) > 0 for reward in rewards) for rewards in by_row),
-        flagged=tuple(flagged),
+        above_zero=sum(max(rewards) > 0 for rewards in by_name),
+        flagged=tuple(flagged.values()),
     )
 
 
@@ -348,12 +376,11 @@ def _best_answer(row: Any, recorded: Sequence[RecordedRow]) -> str:
 
 
 async def _prepare(context: MeasurementContext, subject: Subject, full: float) -> None:
-    """Give a solved row its phrasing, the answer of another row, and wrong answers: of the same kind, else of other rows.
+    """Give a solved row the answer of another row, and wrong answers: of the same kind, else of other rows.
 
     Another row's answer may be an equal one in other words. It is left out if that row pays the right answer of this one.
     """
-    subject.phrasing = next(phrasing for phrasing, reward in subject.rewards.items() if reward >= full)
-    form, said = subject.phrasing.form, texts_of(subject.forms)
+    form, said = "calls" if subject.calls else subject.phrasing.form, texts_of(subject.forms)
 
     def is_other(texts: frozenset[str]) -> bool:
         """Calls of several rows have arguments in common; an answer that another row's list holds too may be right here."""
