@@ -304,14 +304,16 @@ def test_an_interpreter_at_the_root_that_is_not_there_is_one_line() -> None:
 
 def test_list_marks_what_a_policy_can_exploit_or_lose_and_what_its_authors_do_not_document() -> None:
     by_name = {item["environment"]: item for item in json.loads(run("list", "--json"))}
-    assert any("ragtruth/app.py:126" in line for line in by_name["ragtruth"]["exploitable"])
+    read = "compute_code_generation_metrics.py:40"
+    assert any(read in line for line in by_name["code_gen"]["exploitable"])
     assert any("math_with_code/app.py:298" in line for line in by_name["math_with_code"]["strict"])
     assert by_name["mcqa"]["strict"] == [], "its README documents it"
+    assert by_name["ragtruth"]["exploitable"] == [], "its benchmark's README documents it"
     assert by_name["ruler"]["exploitable"] == by_name["ruler"]["strict"] == [], "lenient"
-    marked = run("list", "ragtruth")
+    marked = run("list", "code_gen")
     assert "exploitable" in marked
     assert "may be intended" in marked
-    assert "ragtruth/app.py:126" in run("info", "ragtruth")
+    assert read in run("info", "code_gen")
 
 
 @pytest.mark.parametrize(
