@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli.aggregate import command as aggregate
+from gymgate.cli.rollout_commands import conduct
 from gymgate.cli.run import command
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.core.errors import MissingExtraError
@@ -464,6 +466,25 @@ def test_a_reason_that_is_logged_holds_no_password() -> None:
         tracked._give_up("cannot reach http://me:secret@host/api.")
     [line] = log
     assert "http://host/api;" in line
+
+
+def test_a_tracker_gets_failed_rollouts_with_the_reward_that_the_table_counts_them_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run([], tmp_path / "run")
+    means = []
+
+    async def two_rollouts(*_: Any, **__: Any) -> None:
+        async with contextlib.AsyncExitStack() as exits:
+            run._open(exits)
+            run.progress.count(rollout(1))
+            run.progress.count_failure(failed(2), final=True)
+            means.append(log_message(run.progress)["summary"]["mcqa/mean_reward"])
+
+    monkeypatch.setattr(run, "run", two_rollouts)
+    for failed_as in (None, 0.0):
+        conduct(run, lambda _: None, None, failed_as=failed_as)
+    assert means == [1.0, 0.5]
 
 
 def test_what_failed_before_a_resume_has_failed() -> None:

@@ -134,7 +134,7 @@ def command(
             log=log,
             stored=run,
         )
-        end = conduct(rescoring, show, budget, log_to=log_to)
+        end = conduct(rescoring, show, budget, log_to=log_to, failed_as=failed_as)
     diverged = sum(
         count
         for cause, count in rescoring.progress.tasks.counts.causes.items()
@@ -148,7 +148,6 @@ def command(
         ks=ks,
         as_json=as_json,
         wide=wide,
-        failed_as=failed_as,
         base=stored,
         note=note if diverged else "",
     )

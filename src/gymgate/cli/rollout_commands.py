@@ -153,11 +153,13 @@ def conduct(
     *,
     log_to: str | None = None,
     show_rollout: Callable[[CollectedRollout], None] | None = None,
+    failed_as: float | None = None,
 ) -> RunEnd:
     """Run it to its end, or until it is interrupted or `budget` seconds are over; log it with the package `log_to`.
 
-    `show_rollout` gets each rollout that finished or failed permanently.
+    `show_rollout` gets each rollout that finished or failed permanently; those that failed count with the reward `failed_as`.
     """
+    run.progress.tasks.count_failed_as(failed_as)
     tracking = RunTracking(log_to, run) if log_to else None
 
     def see(rollout: CollectedRollout) -> None:
@@ -181,7 +183,6 @@ def finish(
     ks: Sequence[int] | None,
     as_json: bool,
     wide: bool,
-    failed_as: float | None = None,
     base: Path | None = None,
     note: str = "",
 ) -> None:
@@ -191,7 +192,6 @@ def finish(
     """
     interrupted, error = end
     tasks = run.progress.tasks
-    tasks.count_failed_as(failed_as)
     summary = summary_rows(tasks, ks)
     total = summary[-1] if len(summary) > 1 else None  # an environment may be called `all` too
     rows = [

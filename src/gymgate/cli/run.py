@@ -167,8 +167,8 @@ def command(
         run.tracer = tracer
         to = progress_log if as_json else echo  # stdout, where the table is
         show_rollout = (lambda rollout: to(conversation_text(rollout))) if is_shown else None
-        end = conduct(run, show, budget, log_to=log_to, show_rollout=show_rollout)
-    finish(run, end, output, ks=ks, as_json=as_json, wide=wide, failed_as=failed_as)
+        end = conduct(run, show, budget, log_to=log_to, show_rollout=show_rollout, failed_as=failed_as)
+    finish(run, end, output, ks=ks, as_json=as_json, wide=wide)
 
 
 def _refuse_without_directory(context: click.Context) -> None:

@@ -180,6 +180,7 @@ class Collection:
             open_run(self.directory, self.settings(), extent_of(self.plan), self.plan.row_keys())
         )
         self._refuse_moved_copies(directory)
+        directory.tasks.count_failed_as(progress.tasks.failed_as)
         # Its tasks become the progress's, so that the table at the end has earlier processes' rollouts, too.
         self._run_directory, progress.tasks, progress.total = directory, directory.tasks, total
         if directory.repaired:
