@@ -79,6 +79,23 @@ def test_a_plan_has_the_stored_rollouts_and_no_other(tmp_path: Path) -> None:
         run.plan()
 
 
+def test_an_equal_row_without_rollouts_does_not_shift_those_after_it(tmp_path: Path) -> None:
+    """Their `_ng_*` entries, which their keys leave out, go to the environment's server."""
+    source = tmp_path / "rows.jsonl"
+    rows = [{"responses_create_params": {"input": "one"}, "_ng_task_id": each} for each in "ABCD"]
+    source.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    [key] = set(rows_at(tmp_path / "key.jsonl", "one"))
+    lines = [
+        line(occurrence=each, row_key=key, task=each, line=each + 1, source=str(source)) for each in (0, 3, 2)
+    ]
+    planned = stored(tmp_path / "r.jsonl", *lines).plan().rollouts()
+    assert {each.identity.occurrence: each.row.data["_ng_task_id"] for each in planned} == {
+        0: "A",
+        2: "C",
+        3: "D",
+    }
+
+
 def test_the_position_is_that_of_the_replay(tmp_path: Path) -> None:
     (path := tmp_path / "r.jsonl").write_bytes(
         b"\n" + orjson.dumps(line(1)) + b"\n\n" + orjson.dumps(line(2)) + b'\n{"torn'

@@ -157,8 +157,9 @@ class _Rows(Sequence[Row]):
     def __init__(self, stored: StoredRun) -> None:
         self.source = str(stored.path)
         rows = dict(stored.rows)
-        for (key, occurrence), row in stored.rows.items():
-            for earlier in range(occurrence):  # a plan numbers equal rows from the first
+        for (key, occurrence), row in sorted(stored.rows.items()):
+            # A plan numbers equal rows from the first: the next stored one stands for one that is not.
+            for earlier in range(occurrence):
                 rows.setdefault((key, earlier), row)
         self._rows = sorted(rows.items(), key=lambda item: (item[1].task, item[0][1]))
         self._reader = RowReader(stored.datasets)
