@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 POLL_S, MAX_POLL_S = 0.02, 0.2
 GRACE_S = 0.8
-"""For a server to shut down after SIGINT, before it is killed."""
+"""For a server to shut down after SIGINT, before it is killed, and then to be gone. The stack's stop is bounded, too."""
 MAX_REASON = 400
 MIN_FREE = 1 << 16
 """Bytes. With less free space a process may have failed because the disk is full."""

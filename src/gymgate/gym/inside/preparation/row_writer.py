@@ -1,4 +1,4 @@
-"""From raw rows to rows that run: filled into their prompt, checked as NeMo Gym's servers do, with their agent."""
+"""From raw rows, of JSONL or CSV files, to rows that run: filled into their prompt, checked as NeMo Gym's servers do, with their agent."""
 
 from __future__ import annotations
 
