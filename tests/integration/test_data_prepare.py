@@ -15,9 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from gymgate.core.config import EnvironmentConfig, RuntimeConfig, cache_dir
-from gymgate.core.errors import ConfigError, DataError, NeedMissingError, SetupError
+from gymgate.core.errors import ConfigError, DataError, GymgateError, NeedMissingError, SetupError
 from gymgate.gym.preparation import Manifest, PrepareConfig, ScriptHelp, prepare_data
 from gymgate.gym.row_sources import open_rows
 from gymgate.gym.runtime import ensure_runtime, open_catalog
@@ -210,6 +211,17 @@ def test_own_questions_become_rows_by_a_prompt_and_new_names(tmp_path: Path) -> 
         own["rename"] = (("reply", "expected_answer"),)
         with pytest.raises(DataError, match="--rename reply=expected_answer: it has 'question', 'answer'"):
             prepared("math_with_judge", tmp_path / "out", **own)
+    own["input"], own["rename"] = str(tmp_path / "odd.csv"), ()
+    for odd, said in {
+        "question,expected_answer\nWhat is 1,234 + 1?,1235\n": r"odd\.csv:2: has more cells",
+        "question,expected_answer\n3 + 3?\n": r"odd\.csv:2: lacks 'expected_answer'",
+        "question,answer,answer\n3 + 3?,6,7\n": "more than one column 'answer'",
+    }.items():
+        (tmp_path / "odd.csv").write_text(odd)
+        with pytest.raises(GymgateError, match=said):
+            prepared("math_with_judge", tmp_path / "out", **own)
+    with pytest.raises(ValidationError, match="renamed twice"):
+        prepared("math_with_judge", tmp_path / "out", **own | {"rename": (("a", "b"), ("a", "c"))})
 
 
 @pytest.mark.heavy

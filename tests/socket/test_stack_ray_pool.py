@@ -58,7 +58,12 @@ class Daemon:
         if self.refuses is not None:
             raise StackStartError(**self.refuses)
         agent = {"environment": "mcqa", "instance": "mcqa_agent", "type": "simple_agent"}
-        return {"agents": {"mcqa_agent": agent}, "gateway_url": "http://127.0.0.1:1/v1", "pid": 1}
+        return {
+            "agents": {"mcqa_agent": agent},
+            "gateway_url": "http://127.0.0.1:1/v1",
+            "pid": 1,
+            "max_rollouts": 100,
+        }
 
     async def run(self, message: dict[str, Any], row: bytes) -> Reply:
         self.runs.append(message)
@@ -219,6 +224,7 @@ async def test_rollouts_spread_and_callables_answer_in_this_process(cluster: Clu
     async with acquire(CONFIG, where=RayCluster("x")) as stack, running(stack, 10) as tasks:
         await until(lambda: counts(cluster) == {"a": 5, "b": 5})
         assert stack.agents["mcqa_agent"].environment == "mcqa"
+        assert stack.description["max_rollouts"] == 200, "as many as both allow"
         status = await stack.status()
         assert status["calls"] == {"http://p": 4}
         assert status["replicas"] == {"http://p": {"healthy": False, "output_tokens": 10}}

@@ -23,6 +23,26 @@ Json = dict[str, Any]
     [
         ("chat", None, (None, None, None, None)),
         ("chat", {"prompt_tokens": 3, "completion_tokens": 0}, (3, 0, None, None)),
+        (  # as xAI counts
+            "chat",
+            {
+                "prompt_tokens": 32,
+                "completion_tokens": 9,
+                "total_tokens": 135,
+                "completion_tokens_details": {"reasoning_tokens": 94},
+            },
+            (32, 103, None, 94),
+        ),
+        (
+            "chat",
+            {
+                "prompt_tokens": 32,
+                "completion_tokens": 103,
+                "total_tokens": 135,
+                "completion_tokens_details": {"reasoning_tokens": 94},
+            },
+            (32, 103, None, 94),
+        ),
         (
             "chat",
             {

@@ -16,7 +16,15 @@ from gymgate.quality.record import findings as findings_module
 from gymgate.quality.record import probes, trials
 from gymgate.quality.record.artifact import artifact
 from gymgate.quality.record.findings import Proof, findings, problems, suspicions, unmet_thresholds
-from gymgate.quality.sections import ANSWERS, OF_ORACLE, PROBE_TEXTS, WITHOUT_ANSWER, FlaggedRow, ProbeName
+from gymgate.quality.sections import (
+    ANSWERS,
+    OF_ORACLE,
+    PROBE_TEXTS,
+    WITHOUT_ANSWER,
+    FlaggedRow,
+    ProbeName,
+    ProbeRewards,
+)
 from support.graders import (
     CLEAN,
     LETTERS,
@@ -265,3 +273,17 @@ def test_each_row_is_tried_once_and_none_that_lacks_what_scoring_needs() -> None
         "a",
         "c",
     ]
+
+
+def test_a_row_that_pays_half_for_any_answer_still_shows_what_it_pays_in_full() -> None:
+    def paid(**rows: float) -> ProbeRewards:
+        flags = tuple(FlaggedRow(row=row, answer="x", reward=reward) for row, reward in rows.items())
+        return ProbeRewards(rows=3, failed=0, mean=0.5, highest=1.0, above_zero=3, flagged=flags)
+
+    left = trials.without_echoes(
+        {"another row's answer": paid(one=0.5, two=1.0), "refusal": paid(one=1.0, two=1.0, three=1.0)}
+    )
+    assert {name: [flag.row for flag in rewards.flagged] for name, rewards in left.items()} == {
+        "another row's answer": ["one", "two"],
+        "refusal": ["one", "three"],
+    }

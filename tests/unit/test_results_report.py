@@ -586,6 +586,8 @@ def test_charts_of_little() -> None:
         "mean": 0.25,
     }
     assert [bar[2] for bar in page.histogram("t", [1, 3, 3])["histogram"]["bars"]] == [1, 0, 2]
+    twentieths = page.histogram("t", [place / 20 for place in range(21)])["histogram"]["bars"]
+    assert [bar[2] for bar in twentieths] == [1] * 19 + [2], "the last range has the highest value, too"
     bars = page.histogram("t", [0.0, 0.5, 10.0])["histogram"]["bars"]
     assert (len(bars), bars[0][0], bars[-1][1]) == (page.BINS, 0.0, 10.0)
     assert page.curve("t", [[1.0, 0.0], [0.25]])["curve"]["points"] == [(0.25, 0.25, 0.25), (0.5, 0.0, 1.0)]

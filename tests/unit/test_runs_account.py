@@ -90,18 +90,21 @@ def test_other_rewards_than_0_and_1_are_a_distribution(tmp_path: Path) -> None:
     assert any("mcqa: rewards lie beyond 0 and 1 (e.g. 2)" in note for note in table.notes)
     many = [line(0, repeat, repeat / 8) for repeat in range(9)]
     assert accounted(tmp_path / "many", many) == "9 rollouts: 9 with rewards 0 to 1, median 0.5"
+    assert accounted(tmp_path / "even", many[:8]) == "8 rollouts: 8 with rewards 0 to 0.875, median 0.438"
 
 
 def test_tasks_that_failed_in_every_repeat_are_named_with_their_cause(tmp_path: Path) -> None:
     lines = [line(0, 0, 1.0)]
     lost = [failure(key, repeat) for key in range(1, 6) for repeat in range(2)] + [
-        failure(0, 1, type="Other")
+        failure(0, 1, type="Other"),
+        failure(6, 0),
+        failure(6, 1, type="Other"),
     ]
     table = read_runs([write_run(tmp_path, lines, failures=lost)])
-    named = "mcqa:2, mcqa:3, mcqa:4 and 2 more tasks"
+    named = "mcqa:2, mcqa:3, mcqa:4 and 2 more tasks"  # not the task with two causes
     assert [*notes_on(table.tasks)] == [
-        f"10 x PolicyError: gone; in every repeat of {named}",
-        "1 x Other: gone",
+        f"11 x PolicyError: gone; in every repeat of {named}",
+        "2 x Other: gone",
     ]
 
 

@@ -232,6 +232,15 @@ async def test_an_empty_answer_that_its_agent_never_got_leaves_the_next_one_in()
     assert [segment.mask for segment in talk.conversation.segments] == [[1, 1, 1]]
 
 
+async def test_a_turn_that_its_agent_never_got_says_so() -> None:
+    talk = Talk()
+    first = await talk.conversation({"messages": [{"role": "user", "content": "9"}]})
+    await talk.say("10")
+    talk.conversation.leave_out([ModelCall(index=0, dialect="chat", details={UNDELIVERED: first["id"]})])
+    assert [talk.conversation.is_left_out(number) for number in range(2)] == [True, False]
+    assert len(talk.conversation.turns) == 2
+
+
 async def test_the_engine_is_told_where_a_turn_ends() -> None:
     talk = Talk()
     await talk.say("10")

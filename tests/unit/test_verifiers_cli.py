@@ -311,6 +311,8 @@ def test_what_came_of_the_rollouts() -> None:
         _episode("mcqa", 104, rewards={"reward": {"score": 0.0}}, info=_said("truncated", reward=0.0)),
         _episode("mcqa", 105, rewards={"part": part}, info=_said("masked", reward=0.0)),
     ]
+    again = [{"type": "SandboxError", "message": "tried again"}] * 2
+    episodes[0] = episodes[0].model_copy(update={"ok": True, "errors": again})
     tasks, rates = metrics_of(episodes, since=50)
     metrics = tasks.counts
     assert (metrics.rollouts, metrics.failed, metrics.scored, metrics.reward_sum) == (7, 1, 3, 1.5)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gymgate.results.page import LONGEST_TEXT, Part, curve, histogram, shares, table, task_parts, write_page
-from gymgate.results.report_data import LONGEST_NAME, ReportData
+from gymgate.results.report_data import LONGEST_NAME, REWARD, ReportData
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.transcript import cut
 from gymgate.runs.counted.aggregate import RunTable, read_runs
@@ -100,7 +100,10 @@ def report_parts(
     yield from ({"account": row["account"]} for row in summary[-1:] if len(summary) > 1)
     yield table(summary, fold="All metrics")
     yield {"heading": "Rollouts"}
-    for title, values in data.charts.items():
+    counted = [
+        reward for task in collected.ordered() for reward in task.rewards()
+    ]  # failed ones, too, if they count
+    for title, values in {**data.charts, REWARD: counted}.items():
         if values and min(values) < max(values):  # one value says nothing that the table does not
             yield histogram(title, values)
     yield shares("What rollouts spend their time on", data.times, "s")

@@ -211,6 +211,10 @@ class TokenConversation:
         ids = {call.details[UNDELIVERED] for call in calls if UNDELIVERED in call.details}
         self._untrained = {call for number, call in enumerate(self._calls) if self._answer_id(number) in ids}
 
+    def is_left_out(self, number: int) -> bool:
+        """Whether the turn of this number is left out of `segments`."""
+        return self._calls[number] in self._untrained
+
     @property
     def first_prompt_ids(self) -> list[int]:
         """The prompt of the first model call; empty without one."""

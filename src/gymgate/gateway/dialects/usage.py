@@ -18,12 +18,21 @@ def usage_of(answer: Json, dialect: Dialect) -> Usage:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return Usage()
-    read, written = ("prompt", "completion") if dialect == "chat" else ("input", "output")
+    names = ("prompt", "completion") if dialect == "chat" else ("input", "output")
+    read, written = (_count(usage.get(f"{name}_tokens")) for name in names)
+    reasoning = _count(_detail(usage, f"{names[1]}_tokens_details", "reasoning_tokens"))
+    if (
+        reasoning
+        and read is not None
+        and written is not None
+        and usage.get("total_tokens") == read + written + reasoning
+    ):
+        written += reasoning  # xAI counts it beside the output's
     return Usage(
-        input_tokens=_count(usage.get(f"{read}_tokens")),
-        output_tokens=_count(usage.get(f"{written}_tokens")),
-        cached_tokens=_count(_detail(usage, f"{read}_tokens_details", "cached_tokens")),
-        reasoning_tokens=_count(_detail(usage, f"{written}_tokens_details", "reasoning_tokens")),
+        input_tokens=read,
+        output_tokens=written,
+        cached_tokens=_count(_detail(usage, f"{names[0]}_tokens_details", "cached_tokens")),
+        reasoning_tokens=reasoning,
     )
 
 

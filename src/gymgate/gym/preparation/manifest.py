@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gymgate.core.config import Config, EnvironmentConfig, RuntimeConfig
 
 DEFAULT_TOKEN_ENV = "HF_TOKEN"
 """The name that the hub's own library reads."""
 Split = Literal["train", "validation", "benchmark", "example"]
+
+
+def _once_each(renames: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    names = [old for old, _ in renames]
+    if len({*names}) < len(names):
+        raise ValueError("a field is renamed twice")
+    return renames
 
 
 class PrepareConfig(Config):
@@ -30,7 +37,7 @@ class PrepareConfig(Config):
     """The script's command line; without `script`, for the only script that the environment has."""
     input: str | None = None
     """Your own rows (JSONL or CSV) instead of the declared data."""
-    rename: tuple[tuple[str, str], ...] = ()
+    rename: Annotated[tuple[tuple[str, str], ...], AfterValidator(_once_each)] = ()
     """Fields of the rows to rename, as the environment calls them: pairs of old and new name."""
     prompt: str | None = None
     """Prompt (YAML: `user`, `system`) to fill raw rows into; `None`: the declared one."""

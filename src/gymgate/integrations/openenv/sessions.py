@@ -145,7 +145,8 @@ class NeMoGymSession(ResourceSession):  # type: ignore[misc]
         raise error.to_exception()
 
     def fetch_training_trace(self) -> TrainingTrace:
-        """Return the model calls so far, one turn each, as `TokenConversation.turns` has them.
+        """Return the model calls so far, one turn each, as `TokenConversation.turns` has them, but for those whose answers the
+        agent never got.
 
         Raises `TokenDataError`, which ends the training, for a sampled id without a logprob, and if `wait_for_completion`
         returned 1.
@@ -158,7 +159,7 @@ class NeMoGymSession(ResourceSession):  # type: ignore[misc]
             turns=[
                 _training_turn(f"{conversation.session}-{number}", turn, *exchange)
                 for number, (turn, exchange) in numbered
-                if turn.completion_ids
+                if turn.completion_ids and not conversation.is_left_out(number)
             ]
         )
 

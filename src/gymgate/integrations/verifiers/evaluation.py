@@ -208,7 +208,9 @@ def metrics_of(
         data = episode.task.data.model_dump(mode="json", include={"id", "idx", "gym"})
         name = (data.get("gym") or {}).get("environment") or episode.env.id or "?"
         row_key = str(data.get("id") or data.get("idx"))
-        for error in episode.errors:
+        for error in (
+            () if episode.ok else episode.errors[-1:]
+        ):  # earlier ones are of attempts that were made again
             tasks.counts.add_cause(f"{error.type}: {error.message}")
         traces: list[Trace[Any] | None] = [*episode.traces]
         for trace in traces or [None]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import datetime
 import itertools
+import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -247,18 +248,25 @@ async def measure(context: MeasurementContext) -> Probes:
             answers[probe.name] = outcome.model_copy(update={"counter": counter})
         else:
             missing[probe.name] = outcome or why[probe.of]
-    blind = {flag.row for name in _ANY_WRONG if name in answers for flag in answers[name].flagged}
-    for name, rewards in answers.items():  # rows that pay any answer say nothing more
-        if name not in (*_ANY_WRONG, *ANSWERS) and PROBE_TEXTS[name][1] != "strict":
-            flagged = tuple(flag for flag in rewards.flagged if flag.row not in blind)
-            answers[name] = rewards.model_copy(update={"flagged": flagged})
     recorded = [row.recording.reward for row in context.recorded if row.recording.reward is not None]
     return Probes(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         recorded_mean=statistics.fmean(recorded) if recorded else None,
-        answers=answers,
+        answers=without_echoes(answers),
         missing=missing,
     )
+
+
+def without_echoes(answers: Mapping[ProbeName, ProbeRewards]) -> dict[ProbeName, ProbeRewards]:
+    """Leave out flags of rows that pay a wrong or made-up answer as much: they say nothing more."""
+    any_wrong = [flag for name in _ANY_WRONG if name in answers for flag in answers[name].flagged]
+    paid = {flag.row: flag.reward for flag in sorted(any_wrong, key=lambda flag: flag.reward)}
+    left: dict[ProbeName, ProbeRewards] = {}
+    for name, rewards in answers.items():
+        is_kept = name in (*_ANY_WRONG, *ANSWERS) or PROBE_TEXTS[name][1] == "strict"
+        flags = [flag for flag in rewards.flagged if is_kept or flag.reward > paid.get(flag.row, -math.inf)]
+        left[name] = rewards.model_copy(update={"flagged": tuple(flags)})
+    return left
 
 
 async def _probe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,11 +150,7 @@ def _distribution(rewards: Counter[float]) -> str:
     count = rewards.total()
     if len(ordered) <= MOST_VALUES:
         return ", ".join(f"{rewards[reward]} with reward {reward:g}" for reward in ordered)
-    middle, reached = (count + 1) // 2, 0
-    for median in ordered:
-        reached += rewards[median]
-        if reached >= middle:
-            break
+    median = statistics.median(rewards.elements())
     return f"{count} with rewards {ordered[0]:.3g} to {ordered[-1]:.3g}, median {median:.3g}"
 
 
@@ -167,8 +164,9 @@ def notes_on(collected: CollectedTasks) -> Iterator[str]:
     lost: dict[str, list[Task]] = {}
     beyond: dict[str, float] = {}
     for task in collected.ordered():
-        if task.failures and not task.scores:
-            lost.setdefault(next(iter(task.failures.values())).cause, []).append(task)
+        why = {failure.cause for failure in task.failures.values()}
+        if not task.scores and len(why) == 1:
+            lost.setdefault(why.pop(), []).append(task)
         for reward in task.rewards():
             if not 0 <= reward <= 1:
                 beyond.setdefault(task.environment, reward)

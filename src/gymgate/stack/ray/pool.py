@@ -18,6 +18,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Coroutine
@@ -165,8 +166,9 @@ class RayPool:
         await self._wait_for_start()
         self._up = True
         self._in_background(self._keep_looking())
-        first = next(stack for stack in self.stacks.values() if stack.up).connection
-        return {**first.description, "pid": os.getpid()}
+        descriptions = [stack.connection.description for stack in self.stacks.values() if stack.up]
+        most = min(sys.maxsize, sum(description["max_rollouts"] for description in descriptions))
+        return {**descriptions[0], "max_rollouts": most, "pid": os.getpid()}
 
     async def _wait_for_start(self) -> None:
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""From raw rows, of JSONL or CSV files, to rows that run: filled into their prompt, checked as NeMo Gym's servers do, with their agent."""
+"""From raw rows (JSONL, CSV) to rows that run: filled into their prompt, checked as NeMo Gym's servers do, with their agent."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from .events import Events, refusal
 from .sources import AGENTS, DeclaredData, RawSource
 
 METADATA = "verifier_metadata"
+MORE_CELLS = ""
+"""The field with the cells of a CSV line beyond its columns."""
 MAX_BAD_EVENTS = 20
 """Kinds of bad rows in one source that are reported."""
 
@@ -112,12 +114,20 @@ class RowWriter:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the rows of a file, as JSON, with the lines at which they stand; those of a CSV file hold texts."""
+    """Yield the rows of a file, as JSON, with the lines at which they stand; those of a CSV file hold texts.
+
+    A line of a CSV file with fewer cells than there are columns lacks the last fields; what is too much is in `MORE_CELLS`.
+    """
     if path.suffix.lower() == ".csv":
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restkey="")
+            reader = csv.DictReader(file, restkey=MORE_CELLS)
+            names = [*(reader.fieldnames or ())]
+            if len({*names}) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise refusal("ConfigError", f"{path}: there is more than one column {twice!r}")
             for record in reader:
-                yield reader.line_num, json.dumps(record).encode()
+                cells = {name: text for name, text in record.items() if text is not None}
+                yield reader.line_num, json.dumps(cells).encode()
         return
     with path.open("rb") as lines:
         yield from ((number, line) for number, line in enumerate(lines, 1) if not line.isspace())
@@ -167,6 +177,8 @@ def ready_row(
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"a row must be a JSON object, not {type(row).__name__}")
+    if MORE_CELLS in row:
+        raise ValueError("has more cells than there are columns: put a cell with a comma in quotation marks")
     for old, new in (renamed or {}).items():
         if old not in row or new in row:
             raise ValueError(f"--rename {old}={new}: it has {', '.join(map(repr, row)) or 'no field'}")
