@@ -47,6 +47,28 @@ def test_a_type_cannot_write_events() -> None:
         assert not any(line.startswith(b"data: forged") for line in sent.splitlines())
 
 
+@pytest.mark.parametrize("index", [-1, 2, None])
+def test_streamed_calls_are_told_apart_whatever_number_their_endpoint_gives_them(index: int | None) -> None:
+    """SGLang may number all of a whole answer's calls -1, and clients join those of one number."""
+    calls = [
+        {"index": index, "id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for name in ("f", "g")
+    ]
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "tool_calls": calls},
+        "finish_reason": "tool_calls",
+    }
+    chunks = [
+        json.loads(line.removeprefix(b"data: "))
+        for line in b"".join(encode_stream({"choices": [choice]}, "chat", {})).splitlines()
+        if line.startswith(b"data: {")
+    ]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    told = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [(call["index"], call["id"]) for call in told] == [(0, "f"), (1, "g")]
+
+
 @pytest.mark.parametrize("content", ["text", [1], [["x"]]])
 def test_an_answer_that_is_none_is_the_endpoints_fault(content: Any) -> None:
     answer = {"output": [{"type": "message", "content": content}]}

@@ -91,7 +91,7 @@ def _deltas(message: Json) -> Iterator[Json]:
         if message.get(name) is not None:
             yield {name: message[name]}
     for index, call in enumerate(message.get("tool_calls") or []):
-        yield {"tool_calls": [{"index": index, **call}]}
+        yield {"tool_calls": [{**call, "index": index}]}  # some endpoints give each -1
 
 
 def _responses_events(answer: Json) -> Iterator[bytes]:
