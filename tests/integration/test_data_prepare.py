@@ -220,6 +220,10 @@ def test_own_questions_become_rows_by_a_prompt_and_new_names(tmp_path: Path) -> 
         (tmp_path / "odd.csv").write_text(odd)
         with pytest.raises(GymgateError, match=said):
             prepared("math_with_judge", tmp_path / "out", **own)
+    (tmp_path / "odd.csv").write_text(",question,expected_answer,\n0,3 + 3?,6,\n")
+    assert prepared("math_with_judge", tmp_path / "index", **own).files["train.jsonl"].rows == 1, (
+        "columns without a name"
+    )
     with pytest.raises(ValidationError, match="renamed twice"):
         prepared("math_with_judge", tmp_path / "out", **own | {"rename": (("a", "b"), ("a", "c"))})
 

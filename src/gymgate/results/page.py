@@ -186,9 +186,8 @@ def histogram(title: str, values: Sequence[float]) -> Part:
     width = 1.0 if whole else (high - low) / count
     counts = [0] * count
     for value in values:
-        place = (
-            int((value - low) / width + 1e-9) if width else 0
-        )  # a value on an edge is in the range above it
+        # A value on an edge is in the range above it, however the division is rounded.
+        place = int((value - low) / width + 1e-9) if width else 0
         counts[min(count - 1, place)] += 1
     step = 0.0 if whole else width
     bars = [[low + place * width, low + place * width + step, count] for place, count in enumerate(counts)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -100,14 +100,13 @@ def report_parts(
     yield from ({"account": row["account"]} for row in summary[-1:] if len(summary) > 1)
     yield table(summary, fold="All metrics")
     yield {"heading": "Rollouts"}
-    counted = [
-        reward for task in collected.ordered() for reward in task.rewards()
+    rewards = [
+        rewards for task in collected.ordered() if (rewards := task.rewards())
     ]  # failed ones, too, if they count
-    for title, values in {**data.charts, REWARD: counted}.items():
+    for title, values in {**data.charts, REWARD: [*chain.from_iterable(rewards)]}.items():
         if values and min(values) < max(values):  # one value says nothing that the table does not
             yield histogram(title, values)
     yield shares("What rollouts spend their time on", data.times, "s")
-    rewards = [rewards for task in collected.ordered() if (rewards := task.rewards())]
     yield curve("Mean reward of each task, lowest first, with its range", rewards)
     usages = [dataclasses.asdict(usage) for usage in collected.usage.rows(prices)]
     yield table(usages, [name for name in TOKEN_COLUMNS if name != "cost" or prices])

@@ -208,9 +208,8 @@ def metrics_of(
         data = episode.task.data.model_dump(mode="json", include={"id", "idx", "gym"})
         name = (data.get("gym") or {}).get("environment") or episode.env.id or "?"
         row_key = str(data.get("id") or data.get("idx"))
-        for error in (
-            () if episode.ok else episode.errors[-1:]
-        ):  # earlier ones are of attempts that were made again
+        # Earlier errors are of attempts that were made again.
+        for error in () if episode.ok else episode.errors[-1:]:
             tasks.counts.add_cause(f"{error.type}: {error.message}")
         traces: list[Trace[Any] | None] = [*episode.traces]
         for trace in traces or [None]:

@@ -132,7 +132,7 @@ class EnvironmentPlan:
         return {
             name: grader.type
             for name, grader in behind.items()
-            if grader is not None and any(self.code[grader.name].directory.parent.parent.glob(_INSTALLED))
+            if grader is not None and _is_installed(self.code[grader.name])
         }
 
     def untrainable(self, agent: str) -> str | None:
@@ -258,7 +258,7 @@ class EnvironmentPlan:
     @cached_property
     def holds_few_files(self) -> bool:
         """Whether its rollouts need only `FEW_FILES_PER_ROLLOUT` on lean servers: others were not measured."""
-        is_released = all(any(code.directory.parent.parent.glob(_INSTALLED)) for code in self.code.values())
+        is_released = all(map(_is_installed, self.code.values()))
         has_environment_server = any(server.kind == ENVIRONMENT_SERVERS for server in self.servers.values())
         is_simple = {*self.agents.values()} == {"simple_agent"} and not has_environment_server
         has_more = self.judges or self.uses_docker or self.uses_ray or self.config.get("telemetry")
@@ -354,6 +354,11 @@ class EnvironmentPlan:
         if ray is not None:
             result["ray_head_node_address"] = ray
         return with_labels(result, labels) if labels else result
+
+
+def _is_installed(code: ServerCode) -> bool:
+    """Whether it is a server's of an installed release."""
+    return any(code.directory.parent.parent.glob(_INSTALLED))
 
 
 def keyless_endpoints(models: Mapping[str, JudgeEndpoint]) -> dict[str, JudgeEndpoint]:

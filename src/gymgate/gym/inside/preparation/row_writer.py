@@ -121,7 +121,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     if path.suffix.lower() == ".csv":
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restkey=MORE_CELLS)
-            names = [*(reader.fieldnames or ())]
+            names = [
+                name for name in reader.fieldnames or () if name
+            ]  # spreadsheets write columns without one
             if len({*names}) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise refusal("ConfigError", f"{path}: there is more than one column {twice!r}")
@@ -177,7 +179,7 @@ def ready_row(
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"a row must be a JSON object, not {type(row).__name__}")
-    if MORE_CELLS in row:
+    if isinstance(row.get(MORE_CELLS), list):  # a text is that of a column without a name, e.g. of an index
         raise ValueError("has more cells than there are columns: put a cell with a comma in quotation marks")
     for old, new in (renamed or {}).items():
         if old not in row or new in row:
