@@ -49,9 +49,9 @@ class RunningStack:
             judges=keyless_endpoints(dict(config.models)), sandbox_host=config.gateway_host
         )
         self.client = new_client()
-        self.max_rollouts: int
-        """Those that open files allow at once; known, and kept to by `file_limit`, once it is up."""
-        self.file_limit: asyncio.Semaphore
+        self.max_rollouts = max_rollouts()
+        """Those that open files allow at once."""
+        self.file_limit = asyncio.Semaphore(self.max_rollouts)
         self.unheard = asyncio.Semaphore(UNHEARD_AT_ONCE)
         self._progress = progress
         self._exits = AsyncExitStack()
@@ -99,7 +99,7 @@ class RunningStack:
         if len(failures) == len(starts):
             raise failures[0]
         self.max_rollouts = max_rollouts(max(item.files_per_rollout for item in self.environments.values()))
-        self.file_limit = asyncio.Semaphore(self.max_rollouts)
+        self.file_limit = asyncio.Semaphore(self.max_rollouts)  # no rollout runs yet
         for failure in failures:
             self._progress(f"warning: {failure}; its rollouts fail, other environments go on")
 
