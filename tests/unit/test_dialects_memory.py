@@ -426,3 +426,49 @@ def test_a_malformed_item_is_named_by_its_place_in_the_request(agent: Any, endpo
             translate_request(body, agent, endpoint, memory)
     with pytest.raises(ConfigError, match=rf"{field}\[2\]"):
         translate_request(body, agent, endpoint, memory)
+
+
+@pytest.mark.parametrize("is_edited", [False, True])
+@pytest.mark.parametrize("agent", ["chat", "messages", "responses"])
+def test_answers_that_an_agent_cannot_tell_apart_go_back_as_each_was(agent: Any, is_edited: bool) -> None:
+    """Two conversations of a rollout, or two turns of one, whose answers differ in what the agent does not get."""
+    endpoint: Any = "chat" if agent == "responses" else "responses"
+    field, sent_as = ("input", "messages") if agent == "responses" else ("messages", "input")
+    memory = ConversationMemory()
+    asked = [{"role": "user", "content": text} for text in ("first", "second")]
+    answers: list[Json] = []
+    heard: list[list[Json]] = []
+    for number, question in enumerate(asked):
+        if endpoint == "chat":
+            message = said("ok", annotations=[{"n": number}])
+            answer: Json = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+            answers.append(message)
+        else:
+            thought = {
+                "type": "reasoning",
+                "id": f"rs_{number}",
+                "summary": [],
+                "encrypted_content": f"{number}",
+            }
+            text = {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "ok"}],
+            }
+            answer = {"status": "completed", "output": [thought, text]}
+            answers.append(thought)
+        got = translate_answer(answer, {field: [question]}, endpoint, agent, memory)
+        heard.append(without_ids(next_items(agent, got, number))[:1])
+    if is_edited:  # two turns of one conversation, whose start was edited
+        history = [{"role": "user", "content": "other"}, *asked[:1], *heard[0], *asked[1:], *heard[1], USER]
+        sent = translate_request({field: history}, agent, endpoint, memory)[sent_as]
+        assert [item for item in sent if item in answers] == answers
+    for question, answer, items in zip(asked, answers, heard, strict=True):
+        marked = {**question, "content": with_mark(question["content"])} if agent == "messages" else question
+        sent = translate_request({field: [marked, *items, USER]}, agent, endpoint, memory)[sent_as]
+        assert sent[1] == answer
+
+
+def without_ids(items: list[Json]) -> list[Json]:
+    """As agents do that validate what they get."""
+    return [{name: value for name, value in item.items() if name != "id"} for item in items]

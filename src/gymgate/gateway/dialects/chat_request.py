@@ -69,13 +69,13 @@ def _items(messages: Any, memory: ConversationMemory, first: int, stop: int) -> 
     new = mappings(messages, "messages", first, stop)
     custom_calls = _custom_call_ids(new, messages[:first])
     items: list[Json] = []
-    for message in new:
+    for at, message in enumerate(new, first):
         role = message.get("role")
         if isinstance(message, Original):
             items.append(message)
         elif role == "assistant":
             # As the endpoint gave it, with its reasoning: so the prompt extends the one before.
-            run = memory.match("chat", "responses", [message_fingerprint(message)], 0)
+            run = memory.match("chat", "responses", [message_fingerprint(message)], 0, messages, at)
             items.extend(run.originals if run is not None else assistant_items(message))
         elif role == "tool":
             items.append(_tool_output(message, custom_calls))

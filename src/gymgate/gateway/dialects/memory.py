@@ -5,13 +5,14 @@ chat message, or a list of Responses items) under the fingerprints of the items 
 run of those comes back, the endpoint gets its own form again, byte for byte, so that its prompt extends the
 previous one. Fingerprints cover what the model wrote (text, reasoning, calls with ids) and nothing that an
 agent's own validation may add, drop or reformat (item ids, statuses, nulls, white space in JSON arguments).
-A run that was edited, or lost its reasoning, matches nothing and is translated from what was sent.
+A run that was edited, or lost its reasoning, matches nothing and is translated from what was sent. Of answers that an agent
+cannot tell apart (what the endpoint encrypted differs), the one that was given to the same item comes back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gymgate.core.config import Dialect
 from gymgate.gateway.dialects.content import (
@@ -21,7 +22,7 @@ from gymgate.gateway.dialects.content import (
     message_reasoning,
     text_and_refusal,
 )
-from gymgate.gateway.dialects.reading import Json, canonical_json, without_none
+from gymgate.gateway.dialects.reading import Json, canonical_json, without, without_none
 
 Content = tuple[str, ...]
 """The parts of an item or block that an agent sends back unchanged."""
@@ -46,7 +47,8 @@ class Run(NamedTuple):
     originals: tuple[Original, ...]
 
 
-_Runs = dict[tuple[Content, ...], Run]
+_Runs = dict[tuple[Content, ...], dict[int, Run]]
+"""By contents and by what they were given to (`heard_before`), the latest last."""
 
 
 class ConversationMemory:
@@ -86,22 +88,34 @@ class ConversationMemory:
         endpoint: Dialect,
         fingerprints: Sequence[Fingerprint],
         originals: Sequence[Json],
+        heard: int,
     ) -> None:
-        """Remember the `originals` of an answer that the agent got with these `fingerprints`."""
+        """Remember the `originals` of an answer to `heard` that the agent got with these `fingerprints`."""
         if not fingerprints:
             return
         contents = tuple(fingerprint.content for fingerprint in fingerprints)
         run = Run(contents, tuple(Original(original) for original in originals))
         by_length = self._by_start.setdefault((agent, endpoint, contents[0]), {})
-        by_length.setdefault(len(contents), {}).setdefault(contents[-1], {})[contents] = run
+        runs = by_length.setdefault(len(contents), {}).setdefault(contents[-1], {}).setdefault(contents, {})
+        runs.pop(heard, None)
+        runs[heard] = run
         for fingerprint in fingerprints:
             if fingerprint.id is not None:
                 self._by_id[agent, endpoint, fingerprint.id] = run
 
     def match(
-        self, agent: Dialect, endpoint: Dialect, fingerprints: Sequence[Fingerprint], at: int
+        self,
+        agent: Dialect,
+        endpoint: Dialect,
+        fingerprints: Sequence[Fingerprint],
+        at: int,
+        items: Any,
+        position: int,
     ) -> Run | None:
-        """Return the longest recorded run that starts at position `at` of `fingerprints`."""
+        """Return the longest recorded run that starts at position `at` of `fingerprints`, at `position` in the request's `items`.
+
+        Of several with these contents: the one with this id, the one given to what stands before it there, the latest.
+        """
         by_length = self._by_start.get((agent, endpoint, fingerprints[at].content), {})
         for length in sorted(by_length, reverse=True):
             end = at + length
@@ -109,10 +123,27 @@ class ConversationMemory:
             if runs is None:
                 continue
             here = tuple(fingerprint.content for fingerprint in fingerprints[at:end])
-            if (run := runs.get(here)) is not None:
+            if (same := runs.get(here)) is not None:
                 by_id = self._by_id.get((agent, endpoint, fingerprints[at].id or ""))
-                return by_id if by_id is not None and by_id.contents == here else run
+                if by_id is not None and by_id.contents == here:
+                    return by_id
+                latest = next(reversed(same.values()))
+                return latest if len(same) == 1 else same.get(heard_before(items, position), latest)
         return None
+
+
+def heard_before(items: Any, at: int) -> int:
+    """Return a hash of the last item before position `at` that is not the assistant's, without marks for caches, which
+    move; 0 without one."""
+    while at > 0:
+        at -= 1
+        item = items[at]
+        if isinstance(item, dict) and (item.get("role") not in (None, "assistant") or "output" in item):
+            said = item["output"] if "output" in item else item.get("content")
+            parts = said if isinstance(said, list) else [{"type": "text", "text": said}]
+            bare = [without(part, "cache_control") if isinstance(part, dict) else part for part in parts]
+            return hash((item.get("call_id") or item.get("tool_call_id"), canonical_json(bare)))
+    return 0
 
 
 def fingerprints_of_answer(answer: Json, dialect: Dialect) -> list[Fingerprint]:

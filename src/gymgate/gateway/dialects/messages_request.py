@@ -38,7 +38,7 @@ def messages_to_chat(body: Json, memory: ConversationMemory, endpoint: Dialect) 
     messages = field(body, "messages", "the messages request")
 
     def translate(first: int, stop: int) -> list[Json]:
-        history = _history(mappings(messages, "messages", first, stop), memory, endpoint)
+        history = _history(messages, first, stop, memory, endpoint)
         return history if first else [*_system(body.get("system")), *history]
 
     form = (endpoint, codec.dumps(body.get("system")))
@@ -109,16 +109,21 @@ def _choice(choice: Json) -> Any:
     raise ConfigError(f"tool_choice of type {kind!r}; types are auto, any, tool, none")
 
 
-def _history(messages: list[Json], memory: ConversationMemory, endpoint: Dialect) -> list[Json]:
-    """Translate the messages. Blocks of consecutive assistant messages are one turn, however an agent cuts them."""
+def _history(
+    messages: Any, first: int, stop: int, memory: ConversationMemory, endpoint: Dialect
+) -> list[Json]:
+    """Translate the messages from number `first` to `stop`.
+
+    Blocks of consecutive assistant messages are one turn, however an agent cuts them.
+    """
     history: list[Json] = []
     turn: list[Json] = []
-    for message in messages:
+    for at, message in enumerate(mappings(messages, "messages", first, stop), first):
         role = message.get("role")
         if role == "assistant":
             turn += _blocks(message)
             continue
-        history += _assistant_messages(turn, memory, endpoint)
+        history += _assistant_messages(turn, memory, endpoint, messages, at)
         turn = []
         if role == "user":
             history += _user_messages(_blocks(message))
@@ -126,33 +131,35 @@ def _history(messages: list[Json], memory: ConversationMemory, endpoint: Dialect
             history += _system(message.get("content"))
         else:
             raise ConfigError(f"message with role {role!r}; roles are user, assistant, system")
-    return history + _assistant_messages(turn, memory, endpoint)
+    return history + _assistant_messages(turn, memory, endpoint, messages, stop)
 
 
-def _assistant_messages(blocks: list[Json], memory: ConversationMemory, endpoint: Dialect) -> list[Json]:
-    """Translate the blocks of one turn; the endpoint's earlier answers come back as it gave them."""
+def _assistant_messages(
+    blocks: list[Json], memory: ConversationMemory, endpoint: Dialect, messages: Any, stop: int
+) -> list[Json]:
+    """Translate the blocks of the turn before message number `stop`; the endpoint's earlier answers come back as it gave them."""
     fingerprints = [block_fingerprint(block) for block in blocks]
-    messages: list[Json] = []
+    translations: list[Json] = []
     unknown: list[Json] = []
 
     def flush() -> None:
         if unknown:
             style = memory.reasoning_style if endpoint == "chat" else ("reasoning_content",)
-            messages.append(_assistant_message(unknown, style))
+            translations.append(_assistant_message(unknown, style))
             unknown.clear()
 
     at = 0
     while at < len(blocks):
-        run = memory.match("messages", endpoint, fingerprints, at)
+        run = memory.match("messages", endpoint, fingerprints, at, messages, stop)
         if run is None:
             unknown.append(blocks[at])
             at += 1
             continue
         flush()
-        messages += run.originals
+        translations += run.originals
         at += len(run.contents)
     flush()
-    return messages
+    return translations
 
 
 def _blocks(message: Json) -> list[Json]:

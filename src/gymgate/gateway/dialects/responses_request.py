@@ -95,7 +95,8 @@ def _messages(body: Json, memory: ConversationMemory) -> list[Json]:
     instructions = as_text(body["instructions"]) if body.get("instructions") else None
 
     def translate(first: int, stop: int) -> list[Json]:
-        messages = items_to_messages(mappings(items, "input", first, stop), memory)
+        new = mappings(items, "input", first, stop)
+        messages = items_to_messages(new, memory, items[max(0, first - 1) : first])
         if instructions is None or first:
             return messages
         # In one system message with those that begin the input, as NeMo Gym does: many chat templates refuse a second one.
@@ -118,13 +119,14 @@ def _is_system_text(message: Json) -> bool:
     )
 
 
-def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Json]:
-    """Translate items to chat messages; an endpoint's earlier answers come back as it gave them.
+def items_to_messages(items: list[Json], memory: ConversationMemory, earlier: list[Json]) -> list[Json]:
+    """Translate items that follow `earlier` ones to chat messages; an endpoint's earlier answers come back as it gave them.
 
     Some agents put each tool's output right after its call: a recorded answer is found across outputs too, and is put
     before them, as it was.
     """
     items = [part for item in items for part in _plain_items(item, memory)]
+    asked = [*earlier, *items]
     spoken = [_is_assistant(item) for item in items]
     speech = [at for at, is_spoken in enumerate(spoken) if is_spoken]
     fingerprints = [item_fingerprint(items[at]) for at in speech]
@@ -148,7 +150,8 @@ def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Jso
             flush()
             messages.append(_other_message(item))
             continue
-        run = memory.match("responses", "chat", fingerprints, nth) if nth >= covered else None
+        at = len(earlier) + speech[nth]
+        run = memory.match("responses", "chat", fingerprints, nth, asked, at) if nth >= covered else None
         if run is not None and stretch[speech[nth]] == stretch[speech[nth + len(run.contents) - 1]]:
             flush()
             messages.extend(run.originals)

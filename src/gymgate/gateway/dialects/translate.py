@@ -12,7 +12,7 @@ from gymgate.gateway.dialects.answers import (
     with_call_ids,
 )
 from gymgate.gateway.dialects.chat_request import request_to_responses
-from gymgate.gateway.dialects.memory import ConversationMemory, fingerprints_of_answer
+from gymgate.gateway.dialects.memory import ConversationMemory, fingerprints_of_answer, heard_before
 from gymgate.gateway.dialects.messages_request import messages_to_chat
 from gymgate.gateway.dialects.reading import Json
 from gymgate.gateway.dialects.responses_request import request_to_chat
@@ -92,7 +92,10 @@ def translate_answer(
         else:
             raise ConfigError(f"an endpoint that speaks {source} cannot answer a {target} request")
         if memory is not None:
-            memory.record(target, source, fingerprints_of_answer(translated, target), originals)
+            asked = request.get("input" if target == "responses" else "messages")
+            items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked or []
+            heard = heard_before(items, len(items))
+            memory.record(target, source, fingerprints_of_answer(translated, target), originals, heard)
             if target == "responses":
                 memory.keep_items(translated["output"])
     except GymgateError:
