@@ -136,6 +136,9 @@ def test_settings() -> None:
         ({"messages": [{"role": "narrator", "content": ""}]}, "narrator"),
         ({"messages": [{"role": "tool", "content": ""}]}, "tool_call_id"),
         ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "hologram"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "function_call"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "audio"),
         ({"tools": [{"type": "teleport"}]}, "teleport"),
     ],
 )

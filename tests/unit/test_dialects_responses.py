@@ -325,6 +325,7 @@ def test_without_tools_nothing_is_said_of_them() -> None:
         ({"input": [{"type": "computer_call", "id": "x"}]}, "computer_call"),
         ({"input": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
         ({"input": [{"role": "assistant", "function_call": {"name": "f"}}]}, "function_call"),
+        ({"input": [{"role": "assistant", "content": [{"type": "input_image"}]}]}, "input_image"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "msg_1"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f1"}]}]}, "f1"),

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from gymgate.core.errors import ConfigError
-from gymgate.gateway.dialects.content import content_to_responses, message_reasoning
+from gymgate.gateway.dialects.content import assistant_parts, content_to_responses, message_reasoning
 from gymgate.gateway.dialects.memory import ConversationMemory, Original, message_fingerprint
 from gymgate.gateway.dialects.reading import Json, field, mappings, stable_id
 from gymgate.gateway.dialects.tools import choice_to_responses, format_to_responses, tool_to_responses
@@ -18,6 +18,8 @@ _HANDLED = {
 }
 _DEFAULTS = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "modalities": ["text"]}
 """Default values, which are left out: a Responses endpoint may not know the field."""
+NOT_TRANSLATED = ("function_call", "audio")
+"""Fields of an assistant's message that are refused."""
 
 
 def request_to_responses(body: Json, memory: ConversationMemory) -> Json:
@@ -102,6 +104,11 @@ def _custom_call_ids(messages: list[Json], before: list[Json]) -> set[Any]:
 
 def assistant_items(message: Json) -> list[Json]:
     """Return the Responses items of an assistant's chat message: reasoning, message, calls."""
+    for name in NOT_TRANSLATED:
+        if message.get(name):
+            raise ConfigError(
+                f"an assistant message with {name}; send content, tool_calls or function_call items"
+            )
     items: list[Json] = []
     reasoning, _ = message_reasoning(message)
     if reasoning:
@@ -120,7 +127,7 @@ def _assistant_message(content: Any, refusal: Any) -> Json:
     content_parts = (
         content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
     )
-    parts = [_assistant_part(part) for part in mappings(content_parts, "content of an assistant message")]
+    parts = [_assistant_part(part) for part in assistant_parts(content_parts)]
     if refusal:
         parts.append({"type": "refusal", "refusal": refusal})
     item_id = stable_id("msg", *(part.get("text") or part.get("refusal") or "" for part in parts))

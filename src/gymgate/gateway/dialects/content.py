@@ -100,6 +100,17 @@ def _part_to_responses(part: Json, what: str) -> Json:
     raise ConfigError(f"content part of type {kind!r} in {what} cannot be sent to a Responses endpoint")
 
 
+def assistant_parts(content: Any) -> list[Json]:
+    """Return the parts of an assistant's content. `ConfigError` for one that is neither text nor a refusal, as in NeMo Gym."""
+    parts = mappings(content, "content of an assistant message")
+    for part in parts:
+        if part.get("type") not in (*_TEXT, "refusal") and not isinstance(part.get("text"), str):
+            raise ConfigError(
+                f"content part of type {part.get('type')!r} in an assistant message, which holds text and refusals only"
+            )
+    return parts
+
+
 def text_and_refusal(content: Any) -> tuple[str, str]:
     """Return the text and the refusal in content. Empty and missing content are the same, however text is cut into parts."""
     if content is None or isinstance(content, str):

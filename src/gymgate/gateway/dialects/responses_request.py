@@ -5,8 +5,14 @@ from __future__ import annotations
 from itertools import accumulate, takewhile
 
 from gymgate.core.errors import ConfigError
-from gymgate.gateway.dialects.chat_request import assistant_items
-from gymgate.gateway.dialects.content import content_to_chat, said_in, set_reasoning, text_and_refusal
+from gymgate.gateway.dialects.chat_request import NOT_TRANSLATED, assistant_items
+from gymgate.gateway.dialects.content import (
+    assistant_parts,
+    content_to_chat,
+    said_in,
+    set_reasoning,
+    text_and_refusal,
+)
 from gymgate.gateway.dialects.gym_metadata import apply_gym_metadata
 from gymgate.gateway.dialects.memory import ConversationMemory, item_fingerprint
 from gymgate.gateway.dialects.reading import Json, as_text, field, mappings
@@ -15,7 +21,10 @@ from gymgate.rollouts.history import translated
 
 _ASSISTANT_KINDS = ("reasoning", "function_call", "custom_tool_call")
 _OUTPUT_KINDS = ("function_call_output", "custom_tool_call_output")
-_CHAT_FIELDS = ("tool_calls", "refusal", "reasoning_content", "reasoning", "reasoning_details")
+_CHAT_FIELDS = (
+    *("tool_calls", "refusal", "reasoning_content", "reasoning", "reasoning_details"),
+    *NOT_TRANSLATED,
+)
 """Fields that only an assistant's chat message has. NeMo Gym takes such messages as input."""
 _INEXPRESSIBLE = {
     "previous_response_id": "send the whole conversation as input",
@@ -185,8 +194,6 @@ def _plain_items(item: Json, memory: ConversationMemory) -> list[Json]:
     if role == "tool":
         call_id = field(item, "tool_call_id", "a tool message")
         return [{"type": "function_call_output", "call_id": call_id, "output": item.get("content")}]
-    if role == "assistant" and item.get("function_call"):
-        raise ConfigError("an assistant message with function_call; send tool_calls or function_call items")
     is_chat = role == "assistant" and any(item.get(name) for name in _CHAT_FIELDS)
     return assistant_items(item) if is_chat else [item]
 
@@ -220,6 +227,9 @@ def _other_message(item: Json) -> Json:
 
 
 def _assistant_message(items: list[Json], memory: ConversationMemory) -> Json:
+    for item in items:
+        if _kind(item) == "message" and isinstance(item.get("content"), list):
+            assistant_parts(item["content"])
     text, refusal, reasoning = said_in(items)
     calls = [_tool_call(item) for item in items if item.get("type") in ("function_call", "custom_tool_call")]
     has_text = any(_kind(item) == "message" for item in items)
