@@ -84,6 +84,19 @@ OTHER: dict[str, tuple[list[Any], list[Any]]] = {
         [{"role": "user", "content": [CLICK]}],
         [{"role": "user", "content": [CLICK | {"image_url": "data:image/png;base64,BBBB"}]}],
     ),
+    **{
+        name: ([{"role": "user", "content": [one]}], [{"role": "user", "content": [other]}])
+        for name, one, other in (
+            (
+                "clip",
+                {"type": "audio_url", "audio_url": {"url": "a"}},
+                {"type": "audio_url", "audio_url": {"url": "b"}},
+            ),
+            ("video", {"type": "input_video", "video_url": "a"}, {"type": "input_video", "video_url": "b"}),
+            ("file", {"type": "input_file", "file_url": "a"}, {"type": "input_file", "file_url": "b"}),
+            ("part of another type", {"type": "point", "at": 1}, {"type": "point", "at": 2}),
+        )
+    },
     "call": (
         [user("q"), call("1", "f", '{"a": 1}'), output("1")],
         [user("q"), call("1", "f", '{"a": 2}'), output("1")],
@@ -100,6 +113,17 @@ def test_other_conversation(tmp_path: Path, case: str) -> None:
     index = index_of(tmp_path, record(recorded, [said("answer")]))
     with pytest.raises(UnknownConversationError, match=r" message \d"):
         index.find({"input": asked})
+
+
+def test_the_clip_in_metadata_tells_rows_with_the_same_text_apart(tmp_path: Path) -> None:
+    clips = [{"metadata": {"audio_data": f"data:audio/wav;base64,{name}"}} for name in "AB"]
+    recorded = [record("transcribe", [said("text")]) for _ in clips]
+    for line, clip in zip(recorded, clips, strict=True):
+        line["responses_create_params"] |= clip
+    index = index_of(tmp_path, *recorded)
+    assert [turn(index, "transcribe", **clips[n]) for n in (1, 1, 0)] == [(1, 0), (1, 0), (0, 0)]
+    with pytest.raises(UnknownConversationError):
+        index.find({"input": "transcribe", "metadata": {"audio_data": "C"}})
 
 
 def test_turns_follow_each_other_and_end(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from gymgate.rollouts.row import input_items
 Item = Mapping[str, Any]
 """One input or output item of the Responses API."""
 Role = Literal["system", "user", "assistant", "tool"]
+_MEDIA = ("image_url", "file_id", "file_data", "file_url", "input_audio", "audio_url", "video_url", "video")
+"""Fields of a part that identify what it shows."""
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -53,10 +55,16 @@ class Block:
 
 
 def items_of(body: Mapping[str, Any]) -> list[Item]:
-    """Return the items of a Responses request: its instructions as a system message, then its input."""
+    """Return the items of a Responses request: its instructions as a system message, then its input.
+
+    A clip in its metadata, where NeMo Gym's rows have it, comes first.
+    """
     items: list[Item] = input_items(body)
     if instructions := body.get("instructions"):
         items.insert(0, {"role": "system", "content": instructions})
+    metadata = body.get("metadata")
+    if isinstance(metadata, Mapping) and (clip := metadata.get("audio_data")):
+        items.insert(0, {"role": "system", "content": [{"type": "input_audio", "input_audio": clip}]})
     return items
 
 
@@ -173,9 +181,9 @@ def _add_content(block: Block, content: Any) -> None:
 
 
 def _medium(part: Mapping[str, Any]) -> Any:
-    """The URL or data that identifies an image, audio clip or file, without display options."""
-    url = part.get("image_url") or part.get("file_id") or part.get("file_data") or part.get("input_audio")
-    return url.get("url", url) if isinstance(url, dict) else url
+    """The URL or data that identifies an image, clip or file, without display options; of other parts, all that they hold."""
+    url = next((part[name] for name in _MEDIA if part.get(name)), part)
+    return url.get("url", url) if isinstance(url, Mapping) else url
 
 
 def _join(blocks: list[Block]) -> list[Block]:
