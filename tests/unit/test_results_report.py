@@ -190,8 +190,22 @@ def test_what_was_said() -> None:
     ]
     assert transcript({"responses_create_params": {"input": "hi"}}) == [Entry("user", "hi")]
     assert transcript(None) == []
+    written = {"type": "custom_tool_call", "name": "run", "input": "print(1)"}
+    assert transcript({"response": {"output": [written]}}) == [Entry("call run", "print(1)")]
     other = {"response": {"output": [{"type": "point", "at": 2**70}]}}
     assert transcript(other) == [Entry("point", f'{{\n  "at": {2**70}\n}}')]
+
+
+@pytest.mark.parametrize("start", [[], [{"role": "user", "content": "hi"}]])
+def test_of_a_conversation_after_each_step_the_last_is_shown(start: list[dict[str, str]]) -> None:
+    """As aviary's agent answers, whose environment begins the conversation unless the row does."""
+    states = [
+        [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant")[:n]]
+        for n in (2, 4)
+    ]
+    states = [[*start, *state] for state in states]
+    result = {"responses_create_params": {"input": start}, "response": {"output": states}}
+    assert transcript(result) == [Entry(item["role"], item["content"]) for item in states[-1]]
 
 
 @pytest.mark.parametrize(

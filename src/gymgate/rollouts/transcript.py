@@ -27,10 +27,17 @@ def transcript(result: Any) -> list[Entry]:
 
 
 def items_of(result: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Return the items of a result's input and of the agent's last response, without those of another form."""
+    """Return the items of a result's input and of the agent's last response, without those of another form.
+
+    An agent may answer with the whole conversation after each step (aviary): the last one holds all.
+    """
     value = _within(result, "responses_create_params", "input")
-    message = [{"role": "user", "content": value}] if isinstance(value, str) else value
-    return _items(message), _items(_within(result, "response", "output"))
+    asked = _items([{"role": "user", "content": value}] if isinstance(value, str) else value)
+    answered = _within(result, "response", "output")
+    if not (isinstance(answered, list) and answered and isinstance(answered[-1], list)):
+        return asked, _items(answered)
+    whole = _items(answered[-1])
+    return asked, whole[len(asked) if whole[: len(asked)] == asked else 0 :]
 
 
 def opening(result: Any, longest: int = 60) -> str:
@@ -68,9 +75,8 @@ def entries_of(items: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
         elif kind.endswith("_output"):
             yield Entry("output", text_of(item.get("output")))
         elif kind.endswith("_call"):
-            yield Entry(
-                f"call {item.get('name') or kind}", text_of(item.get("arguments") or item.get("action"))
-            )
+            given = item.get("arguments") or item.get("action") or item.get("input")
+            yield Entry(f"call {item.get('name') or kind}", text_of(given))
         else:
             yield Entry(kind, text_of({key: value for key, value in item.items() if key != "type"}))
 
