@@ -13,7 +13,7 @@ import pytest
 from gymgate.gym.inside.preparation.directories import KINDS, LARGE, Directories, sha256_of
 from gymgate.gym.inside.preparation.events import EndedError, Events, chain
 from gymgate.gym.inside.preparation.fetching import Fetcher, FetchNote
-from gymgate.gym.inside.preparation.row_writer import RowWriter, _fill
+from gymgate.gym.inside.preparation.row_writer import RowWriter, _fill, _lines
 from gymgate.gym.inside.preparation.scripts import run_script
 from gymgate.gym.inside.preparation.sources import RawSource
 
@@ -187,3 +187,13 @@ def test_a_row_has_an_agent_of_the_config_and_one_prompt() -> None:
         assert writer._agent_in({"agent_ref": row}) == agent
     with pytest.raises(ValueError, match="remove one"):
         _fill(None, {"responses_create_params": {"input": "hi"}})
+
+
+def test_lines_of_empty_cells_are_blank_in_a_csv_file(tmp_path: Path) -> None:
+    """Spreadsheets write them for rows that were cleared; as rows they would be tasks without a prompt and an answer."""
+    (tmp_path / "q.csv").write_text("question,expected_answer\n1 + 1?,2\n,\n , ,,\n\n2 + 2?,\n")
+    rows = [(number, json.loads(line)) for number, line in _lines(tmp_path / "q.csv")]
+    assert [(number, row["question"], row["expected_answer"]) for number, row in rows] == [
+        (2, "1 + 1?", "2"),
+        (6, "2 + 2?", ""),
+    ]

@@ -116,7 +116,8 @@ class RowWriter:
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the rows of a file, as JSON, with the lines at which they stand; those of a CSV file hold texts.
 
-    A line of a CSV file with fewer cells than there are columns lacks the last fields; what is too much is in `MORE_CELLS`.
+    A line of a CSV file with fewer cells than there are columns lacks the last fields; what is too much is in `MORE_CELLS`. One
+    of empty cells, as spreadsheets leave them, is blank.
     """
     if path.suffix.lower() == ".csv":
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -129,7 +130,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise refusal("ConfigError", f"{path}: there is more than one column {twice!r}")
             for record in reader:
                 cells = {name: text for name, text in record.items() if text is not None}
-                yield reader.line_num, json.dumps(cells).encode()
+                if any("".join(text).strip() for text in cells.values()):
+                    yield reader.line_num, json.dumps(cells).encode()
         return
     with path.open("rb") as lines:
         yield from ((number, line) for number, line in enumerate(lines, 1) if not line.isspace())
