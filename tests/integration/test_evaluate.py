@@ -83,6 +83,9 @@ def test_what_failed_is_returned_and_told(capfd: pytest.CaptureFixture[str]) -> 
     def policy(request: dict[str, Any]) -> str:
         raise ValueError("weights are gone")
 
+    evaluation = gymgate.evaluate("mcqa", policy=policy, limit=2, runtime=runtime(), failed_as=0)
+    assert evaluation.mean_reward == 0
+    assert [record["reward"] for record in evaluation.records()] == [0, 0]
     evaluation = gymgate.evaluate("mcqa", policy=policy, limit=2, runtime=runtime())
     assert evaluation.mean_reward is None
     assert len(evaluation.failed) == len(evaluation.rollouts) == 2

@@ -216,6 +216,12 @@ def test_a_resumed_run_shows_the_mean_of_the_whole_run() -> None:
         add(progress.tasks, as_collected(rollout, repeat))
     progress.count(as_collected(rollout.model_copy(update={"reward": 0.5}), 2))
     assert state(progress).startswith("mean reward 0.500")
+    progress.count_failure(
+        as_collected(rollout.model_copy(update={"status": "failed", "reward": None}), 3), final=True
+    )
+    assert state(progress).startswith("mean reward 0.500")
+    progress.tasks.count_failed_as(0.0)
+    assert state(progress).startswith("mean reward 0.375"), "as the table"
 
 
 def test_many_replicas_are_a_range(clock: Clock) -> None:

@@ -33,6 +33,18 @@ def test_it_is_what_aggregate_prints(tmp_path: Path) -> None:
     assert [*found.notes] == printed["notes"]
     assert found.environments[0]["mean_reward"] == 0.5
     assert any("1 of 4" in note for note in found.notes)
+    failed = {
+        **line(1, 1, None),
+        "environment": "mcqa",
+        "status": "failed",
+        "final": True,
+        "error": {"kind": "policy"},
+    }
+    (run / "failures.jsonl").write_text(json.dumps(failed) + "\n")
+    assert [gymgate.summarize(run, failed_as=what).environments[0]["mean_reward"] for what in (None, 0)] == [
+        0.5,
+        0.375,
+    ]
     [chosen] = gymgate.summarize(run, ks=(2,)).environments
     assert chosen["scored_tasks"] == 1
     assert "pass@2" in chosen

@@ -37,6 +37,8 @@ class Evaluation:
     """Name of the policy's model or function."""
     run: str | None
     """The directory of the run; `None`: nothing was written."""
+    failed_as: float | None = None
+    """The reward that failed rollouts count with; `None`: they are left out."""
 
     @property
     def mean_reward(self) -> float | None:
@@ -51,7 +53,7 @@ class Evaluation:
     def records(self) -> list[dict[str, Any]]:
         """Return a flat dict for each rollout, e.g. for `pandas.DataFrame`: the columns of `gymgate export`."""
         parts = sorted({name for rollout in self.rollouts for name in rollout.reward_parts})
-        return [table_row(rollout, self.model, self.run, parts) for rollout in self.rollouts]
+        return [table_row(rollout, self.model, self.run, parts, self.failed_as) for rollout in self.rollouts]
 
     def __repr__(self) -> str:
         mean = "none" if self.mean_reward is None else f"{self.mean_reward:.4g}"
@@ -70,6 +72,7 @@ def evaluate(
     repeats: int = 1,
     limit: int | None = None,
     ks: Sequence[int] | None = None,
+    failed_as: float | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Evaluation:
@@ -77,7 +80,8 @@ def evaluate(
 
     `policy` is a function, plain or async, or an endpoint. `rows` is a packaged file's name (`example`: a few rows, not the
     benchmark), a path, `hf:owner/name[:split]` or dicts; `limit` is how many of each source to take. `ks` are the k of pass@k
-    and maj@k, by default 1, 2, 4, 8, ... `settings` are others of `collect`: `concurrency`, `seeds`, `output`, ...
+    and maj@k, by default 1, 2, 4, 8, ... Rollouts that failed count with the reward `failed_as`, else they are left out.
+    `settings` are others of `collect`: `concurrency`, `seeds`, `output`, ...
 
     Progress goes to stderr, unless `progress` is false. An async function runs on another event loop than the caller's, which
     may be a notebook's; `evaluate_async` runs it on the caller's. Failed rollouts are returned, too. Raises what keeps a run
@@ -91,6 +95,7 @@ def evaluate(
         repeats=repeats,
         limit=limit,
         ks=ks,
+        failed_as=failed_as,
         progress=progress,
         **settings,
     )
@@ -105,6 +110,7 @@ async def evaluate_async(
     repeats: int = 1,
     limit: int | None = None,
     ks: Sequence[int] | None = None,
+    failed_as: float | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Evaluation:
@@ -122,6 +128,7 @@ async def evaluate_async(
             ask_known=True,
             **settings,
         )
+        run.progress.tasks.count_failed_as(failed_as)
         rollouts = []
         async with contextlib.aclosing(rollouts_of(run)) as stream:
             async for rollout in stream:
@@ -129,7 +136,7 @@ async def evaluate_async(
                 show(run.progress)
         settings_of_policy = run.settings()["policy"]
     rollouts.sort(key=lambda rollout: (rollout.task, rollout.identity.order))
-    tasks = CollectedTasks(asked_again=run.progress.tasks.asked_again)
+    tasks = CollectedTasks(asked_again=run.progress.tasks.asked_again, failed_as=failed_as)
     for rollout in rollouts:
         tasks.add(score_of(rollout))
     metrics = summary_rows(tasks, ks)
@@ -146,6 +153,7 @@ async def evaluate_async(
         notes,
         model=policy_name(settings_of_policy),
         run=None if run.directory is None else str(run.directory),
+        failed_as=failed_as,
     )
 
 

@@ -66,7 +66,7 @@ def state(progress: RunProgress) -> str:
     """Mean reward, failures, rate, time left, tokens and cost, as far as they are known: of the whole run, as its table."""
     parts = []
     counts = progress.tasks.counts
-    if (mean := counts.mean_reward) is not None:
+    if (mean := progress.tasks.mean_reward) is not None:
         parts.append(f"mean reward {mean:.3f}")
     parts += [f"{count} {name}" for name in reversed(NOT_SCORED) if (count := counts.outcomes[name])]
     if (rate := progress.rate) is not None:

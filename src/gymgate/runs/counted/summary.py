@@ -45,15 +45,16 @@ def summarize(
     *more: str | os.PathLike[str],
     ks: Sequence[int] | None = None,
     answer_key: str | None = None,
+    failed_as: float | None = None,
 ) -> RunSummary:
     """Return the metrics of stored runs, as `gymgate aggregate` prints them.
 
     Each is a directory of `gymgate run` or `collect`, whose shards are merged, or a rollouts.jsonl of NeMo Gym's
     collector. `ks` are the k of pass@k and maj@k, by default 1, 2, 4, 8, ...; `answer_key` is the field of the result
-    that holds the answer. Raises `DataError` if a path holds no run or no rollout, and `ConfigError` for runs of different
-    policies or with rollouts in common.
+    that holds the answer; rollouts that failed count with the reward `failed_as`, else they are left out. Raises `DataError`
+    if a path holds no run or no rollout, and `ConfigError` for runs of different policies or with rollouts in common.
     """
-    table = read_runs([Path(path) for path in (run, *more)], answer_key=answer_key)
+    table = read_runs([Path(path) for path in (run, *more)], answer_key=answer_key, failed_as=failed_as)
     table.refuse_empty()
     return RunSummary(summary_rows(table.tasks, ks), table.replayed, table.notes)
 

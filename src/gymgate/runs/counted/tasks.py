@@ -135,6 +135,14 @@ class CollectedTasks:
         failed = (task for task in tasks if any(it.kind == "environment" for it in task.failures.values()))
         return {task.environment for task in failed}
 
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean of the rewards that count, those of failed rollouts included if they do; `None` without any."""
+        counts = self.counts
+        if self.failed_as is None or not counts.failed:
+            return counts.mean_reward
+        return (counts.reward_sum + counts.failed * self.failed_as) / (counts.scored + counts.failed)
+
     def ordered(self) -> list[Task]:
         return sorted(
             self.tasks.values(), key=lambda task: (task.environment, task.task, task.row_key, task.occurrence)
