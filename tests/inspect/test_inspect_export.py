@@ -266,6 +266,7 @@ def test_what_failed_in_an_exported_run_is_tried_again(run: Path, tmp_path: Path
     assert log.eval.model == "openai-api/local/scripted"
     policy, code, out = asyncio.run(retry(tmp_path))
     assert code == 0, out
+    assert "1 of 4 samples ran now: 1 rollout: " in out.splitlines()[-1]
     [retried] = (tmp_path / "logs").glob("*.eval")
     again = read_eval_log(str(retried))
     assert {sample.id for sample in samples_of(again)} == {sample.id for sample in samples_of(log)}

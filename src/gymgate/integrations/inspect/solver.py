@@ -64,8 +64,11 @@ class _EvalHooks(Hooks):  # type: ignore[misc]
     async def on_run_end(self, data: RunEnd) -> None:
         for log in data.logs:
             if tasks := self._tasks.pop(log.eval.eval_id, None):
-                account = Account.of(tasks.tasks.values(), tasks)
-                print(printable(f"{log.eval.task}: {account}"), file=sys.stderr, flush=True)
+                account, count = Account.of(tasks.tasks.values(), tasks), tasks.counts.rollouts
+                total = log.results.total_samples if log.results else count
+                # A retry takes the others from the earlier log, and Inspect's results have all.
+                now = f"{count} of {total} samples ran now: " if count < total else ""
+                print(printable(f"{log.eval.task}: {now}{account}"), file=sys.stderr, flush=True)
 
 
 def score_of_sample(sample: EvalSample) -> Score:
