@@ -514,6 +514,21 @@ def test_a_flat_table_has_no_reward_that_does_not_count(tmp_path: Path) -> None:
     assert {row["run"] for row in rows} == {str(tmp_path / "kept.jsonl")}
 
 
+def test_a_flat_table_of_nemo_gyms_rollouts_has_their_parts(tmp_path: Path) -> None:
+    common = {
+        "_ng_rollout_index": 0,
+        "agent_ref": {"name": "a"},
+        "reward": 1.0,
+        "reward_components": {"form": 0.5},
+    }
+    broken = {"_ng_failure_class": "crash", "reward": 0.0}
+    lines = [{**common, "_ng_task_index": 0}, {**common, **broken, "_ng_task_index": 1}]
+    (tmp_path / "gym.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    assert export_dataset(read_runs([tmp_path / "gym.jsonl"]), tmp_path / "t.jsonl") == 2
+    rows = [orjson.loads(line) for line in (tmp_path / "t.jsonl").read_bytes().splitlines()]
+    assert [(row["reward"], row["reward_parts.form"]) for row in rows] == [(1.0, 0.5), (None, None)]
+
+
 def test_a_table_in_batches_has_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     monkeypatch.setattr(tables, "BATCH", 5)

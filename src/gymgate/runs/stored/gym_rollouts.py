@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gymgate.core import codec
 from gymgate.core.files import replacing
 from gymgate.rollouts.breakdowns import breakdown, counts_as_zero
-from gymgate.rollouts.result import status_of
+from gymgate.rollouts.result import reward_parts, status_of
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.row_fields import agent_of
 from gymgate.runs.stored.attempts import Attempt
@@ -154,6 +154,7 @@ def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
         **_identifying_fields(value, path, line),
         "status": status_of(value) if message is None else "failed",
         "reward": reward if message is None else None,
+        "reward_parts": reward_parts(value) if message is None else None,
         "error": None if message is None else error,
         "result": dict(value),
     }
