@@ -183,7 +183,7 @@ def _add_content(block: Block, content: Any) -> None:
 def _medium(part: Mapping[str, Any]) -> Any:
     """The URL or data that identifies an image, clip or file, without display options; of other parts, all that they hold."""
     url = next((part[name] for name in _MEDIA if part.get(name)), part)
-    return url.get("url", url) if isinstance(url, Mapping) else url
+    return url.get("url", url) if isinstance(url, dict) else url
 
 
 def _join(blocks: list[Block]) -> list[Block]:
