@@ -48,7 +48,7 @@ def pack(directory: Path) -> None:
         if record.verdict == "failed":  # something of the machine that measured it
             print(f"left out: {record.name}: {record.detail[:200]}")
             continue
-        found[record.name] = CheckResult.model_validate(_portable(whole(record).model_dump()))
+        found[record.name] = CheckResult.model_validate(portable(whole(record).model_dump()))
     target = Path(files.__file__).parent / files.SHIPPED
     target.write_bytes(files.pack_records(found.values()))
     print(f"{len(found)} records, {target.stat().st_size / 1000:.0f} kB in {target.name}")
@@ -64,19 +64,16 @@ def whole(record: CheckResult) -> CheckResult:
     return record.model_copy(update={"policy": None, "missing": {**record.missing, "policy": reason}})
 
 
-def portable(text: str) -> str:
-    """The text on one line, without gymgate's own ports, which differ from run to run. Paths of this machine keep
-    their last part, or what lies in the installed release."""
-    line = _INSTALLED_PATH.sub("", " ".join(text.split()).replace("file:///", "/"))
-    return _LOCAL_PATH.sub(r".../\1", _OWN_PORT.sub("", line))
-
-
-def _portable(value: Any) -> Any:
+def portable(value: Any, key: str = "") -> Any:
+    """A record's value without gymgate's own ports, which differ from run to run. Paths of this machine keep their last
+    part, or what lies in the installed release. Texts are on one line, but for answers, which are as they were given."""
     if isinstance(value, str):
-        return portable(value)
+        text = value if key == "answer" else " ".join(value.split())
+        text = _INSTALLED_PATH.sub("", text.replace("file:///", "/"))
+        return _LOCAL_PATH.sub(r".../\1", _OWN_PORT.sub("", text))
     if isinstance(value, dict):
-        return {key: _portable(each) for key, each in value.items()}
-    return [_portable(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: portable(each, key) for key, each in value.items()}
+    return [portable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def write_prompts() -> None:

@@ -234,3 +234,12 @@ def test_search_lowers_headings_on_what_was_measured() -> None:
         ("train-trl.html#trainings", "Trainings"),
         ("benchmarks.html#trainings", "Benchmarks: Trainings"),
     ]
+
+
+def test_an_answer_that_ships_is_the_one_that_was_given() -> None:
+    program = "import json, records, sys; print(json.dumps(records.portable(json.loads(sys.argv[1]))))"
+    given = {"answer": "a:\n    b  c", "said": "a\n b", "flagged": [{"answer": "/tmp/x/y.py\n\n"}]}
+    command = [sys.executable, "-c", program, json.dumps(given)]
+    result = subprocess.run(command, cwd=ROOT / "docs", check=True, timeout=60, capture_output=True)
+    shipped = {"answer": "a:\n    b  c", "said": "a b", "flagged": [{"answer": ".../y.py\n\n"}]}
+    assert json.loads(result.stdout) == shipped
