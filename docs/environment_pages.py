@@ -150,8 +150,8 @@ In the next three tables, a [probe](check.md#probes) gave an answer. Each line s
 row's right answer or of its recorded one. The file and line are in the release's code, or in that of a package it installs. A
 reason (*why*) is our reading of them. It stands only where the command also gives counter-witnesses: answers that would earn
 another reward if it were false. *documented* is where the authors describe the behaviour; what they do not describe may be
-intended, too. Environments with the same grader share a line. Each command shows it again, in the first of them and without a
-model.
+intended, too. Environments with the same grader share a line, which shows the rows of the first; each has its own on its page.
+Each command shows it again, in the first and without a model.
 """
 SUSPECTED = """\
 Flags for which nobody has read the grader's code yet, or where the code means to pay. Of {read} others, {ours} were our own
@@ -682,7 +682,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 def text(value: str) -> str:
     """As one line of a Markdown table or list."""
-    line = " ".join(value.split()).replace("|", "\\|").replace("<", "&lt;")
+    line = " ".join(value.splitlines()).strip().replace("|", "\\|").replace("<", "&lt;")
     return line.replace("[", "\\[").replace("*", "\\*")
 
 

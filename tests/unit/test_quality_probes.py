@@ -24,6 +24,7 @@ from gymgate.quality.sections import (
     FlaggedRow,
     ProbeName,
     ProbeRewards,
+    Probes,
 )
 from support.graders import (
     CLEAN,
@@ -287,3 +288,17 @@ def test_a_row_that_pays_half_for_any_answer_still_shows_what_it_pays_in_full() 
         "another row's answer": ["one", "two"],
         "refusal": ["one", "three"],
     }
+
+
+def test_a_count_leaves_no_paid_row_out_unsaid() -> None:
+    flags = tuple(FlaggedRow(row=f"row {n}", answer="x", reward=1.0, right=1.0) for n in range(2))
+    rewards = ProbeRewards(rows=3, failed=0, mean=1.0, highest=1.0, above_zero=3, flagged=flags)
+    about = {"environment": "e", "kind": "config", "nemo_gym": "0.7.0", "gymgate": "0", "date": "d"}
+    probed = Probes(
+        answers={"refusal": rewards, "another row's answer": rewards.model_copy(update={"above_zero": 2})}
+    )
+    texts = [
+        each.text
+        for each in findings_module.flagged_probes(CheckResult(**about, verdict="match", probes=probed))
+    ]
+    assert ["at least 2 of 3" in text for text in texts] == [True, False]

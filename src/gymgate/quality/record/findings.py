@@ -342,7 +342,9 @@ def flagged_probes(record: CheckResult) -> Iterator[Finding]:
         is_full = all(flag.reward >= (flag.right or 1.0) for flag in rewards.flagged)
         paid = "the full reward" if is_full else "at least half of the right answer's reward"
         earns = "less than the right answer" if is_strict else paid
-        count = f"earns {earns} in {len(rewards.flagged)} of {rewards.rows} rows"
+        # Rows that pay a wrong answer as much have no flag, but count as paid.
+        least = "at least " * (not is_strict and rewards.above_zero > len(rewards.flagged))
+        count = f"earns {earns} in {least}{len(rewards.flagged)} of {rewards.rows} rows"
         yield _flag(kind, name, count, probes)
 
 
