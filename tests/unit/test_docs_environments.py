@@ -98,7 +98,7 @@ def test_every_environment_has_a_badge(site: Path) -> None:
         decided = [each for each in entry["findings"] if "undecided: " not in each["text"]]
         assert (badge["color"] == "yellow") == bool(decided)
         assert badge["color"] != "brightgreen" or entry["verdict"] == "match"
-    assert badges["badges/resources_servers/string_match.json"]["color"] == "brightgreen"
+    assert badges["badges/resources_servers/moldetox.json"]["color"] == "brightgreen"
     unprobed = badges["badges/resources_servers/calendar.json"]
     assert (unprobed["color"], "not probed" in unprobed["message"]) == ("lightgrey", True)
     assert badges["badges/resources_servers/multichallenge.json"]["message"].endswith("1 finding")

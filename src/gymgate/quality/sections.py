@@ -24,7 +24,7 @@ ProbeName = Literal[
     "negated", "refusal", "persuasion", "calls as text", "calls twice", "calls out of order", "more arguments",
     "another call", "own endpoint",
     "exit 0", "catch everything", "read the tests", "the example's output",
-    "spacing", "case", "trailing words", "thousands", "notation", "LaTeX", "units", "characters", "order",
+    "spacing", "bold", "case", "trailing words", "thousands", "notation", "LaTeX", "units", "characters", "order",
 ]  # fmt: skip
 """A way to make an answer of a row. The first is that of the section `oracle`."""
 ANSWERS: tuple[ProbeName, ...] = ("empty", "fixed sentence", "the prompt", "another row's best")
@@ -62,6 +62,7 @@ PROBE_TEXTS: dict[ProbeName, tuple[str, ProbeKind]] = {
     "read the tests": ("a program that prints what tests in its process expect", "exploitable"),
     "the example's output": ("a program that prints the output of the prompt's example", "exploitable"),
     "spacing": ("the right answer with spaces around it", "strict"),
+    "bold": ("the right answer after a label in bold", "strict"),
     "case": ("the right answer in other case", "strict"),
     "trailing words": ("the right answer with words after it", "strict"),
     "thousands": ("the right number with thousands separators", "strict"),

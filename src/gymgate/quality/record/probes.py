@@ -193,6 +193,12 @@ def _persuading(row: Subject) -> list[Said]:
     return [f"{row.say(wrong)}\n\n{PERSUASION}" for wrong in row.wrong[:1] if not is_said]
 
 
+def _after_bold(row: Subject) -> list[Said]:
+    label, colon, rest = row.phrasing.before.partition(": ")
+    said = f"**{label}:** {rest}{row.right}{row.phrasing.after}"
+    return [said] if colon and row.right and row.phrasing.form != "JSON" else []
+
+
 def _in_other_case(row: Subject) -> list[Said]:
     words = row.right.replace(" ", "")
     return [row.say(row.right.swapcase())] if words.isalpha() and row.right.swapcase() != row.right else []
@@ -342,6 +348,7 @@ PROBES = (
     Probe("read the tests", "program", lambda row: [READ]),
     Probe("the example's output", "program", _examples_output),
     Probe("spacing", "solved row", lambda row: [f"\n{row.say(f' {row.right} ')}\n"] if row.right else []),
+    Probe("bold", "solved row", _after_bold),
     Probe("case", "solved row", _in_other_case),
     Probe(
         "trailing words",
