@@ -302,3 +302,14 @@ def test_a_count_leaves_no_paid_row_out_unsaid() -> None:
         for each in findings_module.flagged_probes(CheckResult(**about, verdict="match", probes=probed))
     ]
     assert ["at least 2 of 3" in text for text in texts] == [True, False]
+
+
+async def test_a_witness_is_the_whole_answer_or_says_that_it_is_cut() -> None:
+    async def witness(length: int) -> str:
+        rows = [row(r"Which? Use \boxed{}.", answer=letter * length) for letter in "abc"]
+        record = await checked(rows, lambda row, text: row["answer"] in text, "negated")
+        assert record.probes is not None
+        return record.probes.answers["negated"].flagged[0].answer
+
+    whole = rf"\boxed{{not {'a' * 330}}}"
+    assert (await witness(330), (await witness(3000))[-2:]) == (whole, "a…")

@@ -114,7 +114,7 @@ class FlaggedRow(Config):
     row: str
     """Its number among the packaged rows, or file and line of the recording: `row 3`."""
     answer: str
-    """What was said, 300 characters at most."""
+    """What was said; of more than 600 characters the first, and `…`."""
     reward: float = 0.0
     right: float | None = None
     """What the row's right answer earns; `None`: it was not tried."""

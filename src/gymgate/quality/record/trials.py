@@ -40,7 +40,7 @@ SOLVED_ROWS = 5
 """Rows whose right answer earns the full reward that answers are made of."""
 REPEATS = 3
 """Times that the best answer of a row is scored again."""
-SHOWN = 300
+SHOWN = 600
 _ANY_WRONG: tuple[ProbeName, ...] = ("another row's answer", "wrong answer", "made-up answer")
 _PROGRAMS = frozenset({
     "patch", "test_patch", "unit_tests", "tests", "test", "test_cases", "sub_steps", "sql", "gt_sql", "gold_sql",
@@ -306,7 +306,7 @@ async def _probe(
                 subject.name,
                 FlaggedRow(
                     row=subject.name,
-                    answer=said[:SHOWN],
+                    answer=said if len(said) <= SHOWN else f"{said[:SHOWN]}…",
                     reward=numbers[0],
                     right=subject.best,
                     recorded=subject.case.origin and subject.case.origin.recording.reward,
