@@ -64,3 +64,23 @@ def test_without_own_frames_the_last_one_stays_and_without_a_traceback_nothing()
     assert last_traceback(log) == '  File "/x/site-packages/b.py", line 2, in b\nKeyError: 1'
     assert last_traceback("INFO: started\n") == ""
     assert last_traceback("Traceback (most recent call last):\n  File") == ""
+
+
+def test_of_a_field_that_pydantic_refuses_the_reason_is_given_and_not_pydantics_code() -> None:
+    log = """\
+(own) Traceback (most recent call last):
+(own)   File "/x/site-packages/responses_api_agents/simple_agent/app.py", line 500, in run
+(own)     return Response.model_validate(result)
+(own)   File "/x/site-packages/pydantic/main.py", line 792, in model_validate
+(own)     return cls.__pydantic_validator__.validate_python(
+(own) pydantic_core._pydantic_core.ValidationError: 1 validation error for Response
+(own) reward
+(own)   Input should be a valid number [type=float_type, input_value=None, input_type=NoneType]
+(own)     For further information visit https://errors.pydantic.dev/2.14/v/float_type
+"""
+    assert last_traceback(log).splitlines() == [
+        '  File "/x/site-packages/responses_api_agents/simple_agent/app.py", line 500, in run',
+        "    return Response.model_validate(result)",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for Response: reward: "
+        "Input should be a valid number [type=float_type, input_value=None, input_type=NoneType]",
+    ]

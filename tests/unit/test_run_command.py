@@ -247,9 +247,14 @@ def test_an_environment_called_all_has_the_rate_of_its_own_rollouts() -> None:
 def test_environments_whose_servers_failed_are_to_be_checked_next() -> None:
     """By the name or path that the command had: `gymgate check` names the file and the line of an exception."""
     progress = RunProgress(total=4)
-    kinds = {"own": "environment", "mcqa": "policy", "calendar": "environment"}
-    for name, kind in kinds.items():
-        error = {"kind": kind, "message": "m", "type": "T"}
+    kinds = {
+        "own": ("environment", "T"),
+        "mcqa": ("policy", "T"),
+        "calendar": ("infrastructure", "ServerDiedError"),
+        "gpqa_diamond": ("infrastructure", "StackLostError"),
+    }
+    for name, (kind, type_name) in kinds.items():
+        error = {"kind": kind, "message": "m", "type": type_name}
         rollout = Rollout.model_validate(
             {"id": name, "environment": name, "agent": "a", "status": "failed", "error": error}
         )
@@ -258,3 +263,5 @@ def test_environments_whose_servers_failed_are_to_be_checked_next() -> None:
     run: Any = SimpleNamespace(progress=progress, stack=stack)
     steps = [step.partition(",")[0] for step in _checks(run)]
     assert steps == ["gymgate check 'own dir/own'", "gymgate check calendar"]
+    run.stack = StackConfig(environments="copies/of_own")  # the environment in it is called `own`
+    assert [step.partition(",")[0] for step in _checks(run)] == ["gymgate check copies/of_own"]

@@ -323,6 +323,21 @@ def test_what_came_of_the_rollouts() -> None:
     assert len(tasks.tasks) == 1
 
 
+def test_a_broken_environment_is_to_be_checked_and_its_rows_are_named_by_line(
+    tmp_path: Path, capsys: Any
+) -> None:
+    error = {"type": "HarnessError", "message": "KeyError"}
+    why = _said("failed", error={"kind": "environment"})
+    episodes = [_episode("own", 100, ok=False, errors=[error], info=why) for _ in range(2)]
+    for line, episode in enumerate(episodes, start=1):
+        episode.task.data = episode.task.data.model_copy(update={"idx": line, "name": f"own:{line}"})
+    rows, tasks = closing_rows(episodes, None, since=0)
+    eval_command._print_end(rows, tasks, tmp_path, replayed=False)
+    out = capsys.readouterr().err
+    assert "gymgate check" in out
+    assert "own:1, own:2" in out
+
+
 def test_the_closing_table(tmp_path: Path, capsys: Any) -> None:
     """Of a replayed run of which a rollout failed."""
     error = {"type": "ProviderError", "message": "no capacity"}

@@ -213,8 +213,12 @@ def command(
         _write_artifact(artifact, requests[0], results[0], output)
     if error is not None:
         raise error
-    if not as_json and len(results) == 1 and results[0].verdict == "match":
-        log_next(f"gymgate run {shlex.quote(requests[0].environment.name)} -b URL -m MODEL")
+    if not as_json and len(results) == 1:
+        name = shlex.quote(requests[0].environment.name)
+        if results[0].verdict == "match":
+            log_next(f"gymgate run {name} -b URL -m MODEL")
+        elif results[0].verdict == "failed" and not results[0].traceback and not verbose:
+            log_next(f"gymgate check {name} -v, for what its servers wrote")
     if output.unmet or (not rows_only and any(result.verdict in ("differs", "failed") for result in results)):
         context.exit(1)
 

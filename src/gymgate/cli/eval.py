@@ -344,6 +344,7 @@ def _print_end(rows: Rows, tasks: CollectedTasks, path: Path, *, replayed: bool,
     if tasks.counts.failed:
         log(_resume(path))
     log_next(
+        "gymgate check ENV, for file and line of an exception" if tasks.broken_environments else "",
         "add -b URL -m MODEL for your model" if replayed else "",
         "gymgate run ENV -o DIR keeps rollouts for gymgate report, compare and export",
     )

@@ -318,10 +318,14 @@ def _lingering(run: Collection) -> str:
 
 
 def _checks(run: Collection) -> Iterator[str]:
-    """Yield the command that names file and line, for each environment whose servers failed a rollout."""
+    """Yield the command that names file and line, for each environment whose servers failed a rollout.
+
+    A directory may have another name than the environment in it, as a copy has.
+    """
     broken = run.progress.tasks.broken_environments
-    for environment in run.stack.environments:
-        if not broken.isdisjoint((environment.name, Path(environment.name).stem)):
+    environments = run.stack.environments
+    for environment in environments if broken else ():
+        if len(environments) == 1 or not broken.isdisjoint((environment.name, Path(environment.name).stem)):
             yield f"gymgate check {shlex.quote(environment.name)}, for file and line of an exception"
 
 

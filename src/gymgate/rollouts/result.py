@@ -207,7 +207,7 @@ def run_error(status: int, body: bytes, server: str, kind: str = "agent") -> Gym
         reason = f"it cannot read an answer of its model: {one_line(inner)}"
         return PolicyError(f"{kind} {server!r}: {reason}", retryable=False)
     if isinstance(inner, str) and _NO_REWARD.search(inner):
-        reason = "its resources server gave no number as a reward, but None, NaN or something else; `gymgate check ENV` shows it"
+        reason = "its resources server gave no number as a reward, but None, NaN or something else"
         return EnvironmentServerError(f"{kind} {server!r}: {reason}", server=server, status_code=status)
     message = one_line(inner) if inner is answer else f"a server that it called failed: {one_line(inner)}"
     return EnvironmentServerError(

@@ -205,9 +205,10 @@ def metrics_of(
     tasks, rates = CollectedTasks(), defaultdict[str, Rate](Rate)
     repeats: Counter[tuple[str, str]] = Counter()
     for episode in episodes:
-        data = episode.task.data.model_dump(mode="json", include={"id", "idx", "gym"})
+        data = episode.task.data.model_dump(mode="json", include={"id", "idx", "name", "gym"})
         name = (data.get("gym") or {}).get("environment") or episode.env.id or "?"
         row_key = str(data.get("id") or data.get("idx"))
+        line = str(data.get("name")).rpartition(":")[2]  # a task's name is ENVIRONMENT:LINE
         # Earlier errors are of attempts that were made again.
         for error in () if episode.ok else episode.errors[-1:]:
             tasks.counts.add_cause(f"{error.type}: {error.message}")
@@ -216,6 +217,7 @@ def metrics_of(
             rollout: dict[str, Any] = {"status": "failed"} if trace is None else _rollout(trace)
             repeat = repeats[name, row_key]
             repeats[name, row_key] += 1
+            rollout |= {"line": int(line) if line.isdecimal() else 0}
             attempt = Attempt.model_construct(environment=name, row_key=row_key, repeat=repeat, **rollout)
             tasks.add(score_of(attempt))
             if trace is not None and trace.timing.start > since:

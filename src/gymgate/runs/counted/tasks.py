@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from gymgate.core.errors import ServerDiedError
 from gymgate.rollouts.outcome import Outcome, failed_outcome
 from gymgate.rollouts.row import TaskKey
 from gymgate.runs.counted.costs import UsageCounts
@@ -130,10 +131,13 @@ class CollectedTasks:
 
     @property
     def broken_environments(self) -> set[str]:
-        """Those with servers that failed a rollout."""
-        tasks = self.tasks.values()
-        failed = (task for task in tasks if any(it.kind == "environment" for it in task.failures.values()))
-        return {task.environment for task in failed}
+        """Those with servers that failed a rollout, or died."""
+        return {
+            task.environment
+            for task in self.tasks.values()
+            for failure in task.failures.values()
+            if failure.kind == "environment" or failure.cause.startswith(f"{ServerDiedError.__name__}:")
+        }
 
     @property
     def mean_reward(self) -> float | None:
