@@ -466,9 +466,21 @@ async def test_a_tunnel_through_a_proxy(
 
 async def test_a_proxy_that_refuses(client: HTTPClient, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n") as proxy:
-        monkeypatch.setenv("https_proxy", proxy.url)
-        with pytest.raises(UnreachableError, match="status 407"):
+        monkeypatch.setenv("https_proxy", proxy.url.replace("//", "//me:secret@"))
+        with pytest.raises(UnreachableError, match=f"{proxy.url}.* status 407; .*password") as refused:
             await client.send(Request("https://models.example/"), timeout_s=5)
+        assert "secret" not in str(refused.value)
+
+
+async def test_a_proxy_that_does_not_listen_is_named(
+    client: HTTPClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as proxy:
+        pass
+    monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//me:secret@"))
+    with pytest.raises(UnreachableError, match=f"{proxy.url}.*Connection refused") as refused:
+        await client.send(Request("http://models.example/"), timeout_s=5)
+    assert "secret" not in str(refused.value)
 
 
 async def with_client(scene: Callable[..., Awaitable[None]], *fixtures: Any) -> None:

@@ -94,11 +94,15 @@ async def test_a_private_ca_is_trusted_where_a_variable_names_it(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = str(certificate(tmp_path / "other")[0])
+    monkeypatch.setenv("SSL_CERT_FILE", other)
     async with serving(files) as url:
-        with pytest.raises(ConfigError) as refused:
+        http_client._tls.cache_clear()
+        with pytest.raises(ConfigError, match=f"SSL_CERT_FILE, .*{other}") as refused:
             await ask(url)
         assert "its certificate is not trusted: self-signed certificate" in str(refused.value)
-        assert str(refused.value).endswith("set SSL_CERT_FILE to its certificate file")
+        monkeypatch.delenv("SSL_CERT_FILE")
         monkeypatch.setenv(variable, str(files[0]))
         http_client._tls.cache_clear()
         assert (await ask(url)).model == "m"

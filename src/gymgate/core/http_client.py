@@ -301,7 +301,8 @@ class HTTPClient:
         except ssl.SSLCertVerificationError as error:
             raise UnreachableError(_distrusted(error), retryable=False) from error
         except OSError as error:
-            raise UnreachableError(_reason(error)) from error
+            where = f"the proxy {request.proxy.with_user(None)}: " if request.proxy else ""
+            raise UnreachableError(where + _reason(error)) from error
         finally:
             if not connection.ready:
                 connection.abort()
@@ -323,7 +324,7 @@ async def _dial(request: Request, connection: _Connection) -> None:
         await _start_tls(connection, url)
     if request.proxy is not None and request.tls:
         lines = header_lines({"Host": request.authority, **_proxy_authorization(request.proxy)})
-        await connection.tunnel(f"CONNECT {request.authority} HTTP/1.1\r\n".encode() + lines + b"\r\n")
+        await connection.tunnel(url, f"CONNECT {request.authority} HTTP/1.1\r\n".encode() + lines + b"\r\n")
         await _start_tls(connection, request.url)
     connection.ready = True
 
@@ -391,12 +392,15 @@ class _Connection(asyncio.Protocol):
             for timer in timers:
                 timer.cancel()
 
-    async def tunnel(self, head: bytes) -> None:
+    async def tunnel(self, proxy: URL, head: bytes) -> None:
         """Ask the proxy at the other end for a tunnel; what follows its headers is not HTTP."""
         self._tunnelling = True
         response = await self.exchange(head, b"", None)
         if response.status != 200:
-            raise UnreachableError(f"the proxy refused the connection with status {response.status}")
+            login = "; put user and password into its address" if response.status == 407 else ""
+            raise UnreachableError(
+                f"the proxy {proxy.with_user(None)} refused the connection with status {response.status}{login}"
+            )
         self._tunnelling = False
 
     def abort(self) -> None:
@@ -594,7 +598,9 @@ def _distrusted(error: ssl.SSLCertVerificationError) -> str:
     reason = f"its certificate is not trusted: {getattr(error, 'verify_message', '') or error}"
     if getattr(error, "verify_code", None) not in _NO_KNOWN_CA:
         return reason
-    return f"{reason}; if your network has its own CA, set SSL_CERT_FILE to its certificate file"
+    bundle = os.environ.get("SSL_CERT_FILE")
+    now = f", which is {bundle} now" if bundle else ""
+    return f"{reason}; if your network has its own CA, set SSL_CERT_FILE{now}, to its certificate file"
 
 
 def _basic(url: URL) -> str:

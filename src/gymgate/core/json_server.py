@@ -36,6 +36,8 @@ PROBE_S = 10.0
 """Timeout of a question whether a server answers."""
 CONTEXT_OVERFLOW = "context_length_exceeded"
 """`PolicyError.code` of a request that the model's context does not hold."""
+_TAGS = re.compile(r"<(script|style)\b.*?</\1>|</?[a-z!][^<>]*>", re.IGNORECASE | re.DOTALL)
+"""Tags of an HTML page, and what no reader sees: a page of a company's gateway says below them why it refuses."""
 _OVERFLOW = re.compile(
     r"maximum context length is [\d,]+ tokens"  # vLLM, OpenAI, DeepSeek, OpenRouter
     r"|exceeds (the )?model's maximum context length"  # vLLM, SGLang
@@ -164,7 +166,8 @@ class JSONServer:
         if "nested" in str(error):
             return f"JSON {error}"
         kind = response.headers.get("content-type", "no content type").partition(";")[0]
-        start = shortened(self._masked(response.body.decode(errors="replace"))[:400], 80)
+        text = self._masked(response.body.decode(errors="replace"))[:4000]
+        start = shortened(_TAGS.sub(" ", text), 200) or shortened(text, 200)
         return f"{kind} that is not JSON: {start!r}" if response.body else f"an empty body ({kind})"
 
 
