@@ -685,6 +685,22 @@ def test_a_report_opens_in_a_browser_filters_and_sorts(tmp_path: Path) -> None:
     assert 'aria-sort="descending"' in text
 
 
+WIDTHS = """
+document.title = [...document.querySelectorAll(".scroll")].map(it => it.scrollWidth - it.clientWidth).join();
+"""
+
+
+@pytest.mark.heavy
+def test_at_1280_pixels_the_tables_of_scores_and_tokens_need_no_scrolling(tmp_path: Path) -> None:
+    browser, path = chromium(tmp_path), tmp_path / "r.html"
+    write_report([make_run(tmp_path / "run")], path)
+    allowed = re.sub("<meta http-equiv[^>]*>", "", path.read_text())
+    path.write_text(allowed.replace("</body>", f"<script>{WIDTHS}</script></body>"))
+    [beyond] = re.findall("<title>([-0-9,]+)</title>", dumped([*browser, "--window-size=1280,900"], path))
+    scores, _, tokens, *_ = map(int, beyond.split(","))
+    assert scores <= 0 >= tokens
+
+
 @pytest.mark.heavy
 def test_no_role_and_no_number_of_tasks_stops_a_page(tmp_path: Path) -> None:
     """A role may be called as what each object of JavaScript has, and a call takes a bounded number of arguments."""
