@@ -21,6 +21,7 @@ from inspect_ai.model import ChatMessageAssistant
 from gymgate.cli.export import command
 from gymgate.core.errors import ConfigError
 from gymgate.integrations.inspect.eval_log import _usage
+from gymgate.integrations.inspect.scorer import score_of as score_of_record
 from gymgate.rollouts.row import make_row
 from support.inspected import INSPECT, samples_of, score_of
 from support.scripted import ScriptedPolicy
@@ -292,3 +293,11 @@ def test_a_run_of_a_served_stack_and_results_without_a_conversation_are_a_log(
     log = read_eval_log(str(tmp_path / "run.eval"))
     assert "overrides" not in log.eval.task_args_passed
     assert len(samples_of(log)) == 5
+
+
+def test_the_answer_of_a_score_is_the_extracted_one_where_the_result_has_it() -> None:
+    record = {"status": "completed", "reward": 0.0, "result": {"extracted_answer": "B"}}
+    assert score_of_record(record, "So it is \\boxed{B}").answer == "B"
+    assert score_of_record({**record, "result": {}}, "So it is B").answer == "So it is B"
+    nothing = score_of_record({**record, "result": {}, "answer_found": False}, "So it is B")
+    assert nothing.answer == "none"

@@ -10,7 +10,8 @@ from inspect_ai.solver import TaskState
 
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY
 from gymgate.rollouts import outcome_of
-from gymgate.runs.stored.score import NO_ANSWER
+from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.score import NO_ANSWER, extracted_answer
 
 
 @scorer(metrics=[mean(), stderr()])  # type: ignore[untyped-decorator]
@@ -24,7 +25,10 @@ def reward() -> Scorer:
 
 
 def score_of(rollout: Mapping[str, Any] | None, answer: str) -> Score:
-    """Return the score of a rollout's record; `None` is a sample that a limit of Inspect's ended before Gym scored it."""
+    """Return the score of a rollout's record; `None` is a sample that a limit of Inspect's ended before Gym scored it.
+
+    `answer` is what the policy said last, for environments that do not say which answer they took from it.
+    """
     if rollout is None:
         return Score.unscored(reason="no_result", explanation="ended before NeMo Gym scored it")
     result = outcome_of(rollout)
@@ -34,8 +38,11 @@ def score_of(rollout: Mapping[str, Any] | None, answer: str) -> Score:
         "metrics": rollout.get("metrics") or {},
     }
     limit = f" ({rollout['limit']})" if rollout.get("limit") else ""
+    fields: dict[str, Any] = {name: rollout.get(name) for name in ("answer_found", "result")}
+    if (extracted := extracted_answer(Attempt.model_construct(**fields))) is not None:
+        answer = str(extracted)
     if rollout.get("answer_found") is False:
-        answer, limit = "none", f"{limit}: {NO_ANSWER}"
+        limit = f"{limit}: {NO_ANSWER}"
     if result.reward is None:
         return Score.unscored(
             reason=result.reason, answer=answer, explanation=f"{result.reason}{limit}", metadata=details
