@@ -254,8 +254,12 @@ async def start_sdk(code: str) -> asyncio.subprocess.Process:
 
 @pytest.mark.parametrize(
     ("fault", "timeout_s", "words"),
-    [("die", 60.0, "'faulty'.*no such luck"), ("hang", 10.0, "after 10 s.*'faulty'")],
-    ids=["dies", "hangs"],
+    [
+        ("die", 60.0, "'faulty'.*no such luck"),
+        ("exit", 60.0, "'faulty'.*no such luck"),
+        ("hang", 10.0, "after 10 s.*'faulty'"),
+    ],
+    ids=["dies", "exits", "hangs"],
 )
 async def test_a_start_that_fails_says_which_server(
     tmp_path: Path, fault: str, timeout_s: float, words: str

@@ -104,6 +104,8 @@ class Faulty(SimpleResourcesServer):
         assert os.path.isabs(__file__) and shutil.which("uv")
         if fault == "die":
             raise RuntimeError("no such luck")
+        if fault == "exit":
+            sys.exit("no such luck")
         if fault == "bug":
             raise ZeroDivisionError("of our own")
         if fault == "hang":

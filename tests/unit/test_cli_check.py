@@ -161,6 +161,22 @@ def test_a_reward_that_differs_is_shown_and_fails_the_command(monkeypatch: pytes
     assert "  r:5: expected 1, got 0.5\n  and 2 more\n" in done.output
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_said"),
+    [({"evidence": "it died"}, True), ({"traceback": "line 1", "evidence": "x"}, False), ({}, False)],
+)
+def test_where_no_exception_is_shown_the_logs_are_the_next_step(
+    fields: dict[str, str], is_said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check_all(wanted: Sequence[CheckRequest], *, done: Any, **settings: Any) -> list[CheckResult]:
+        result = made(wanted[0], verdict="failed", **fields)
+        done(wanted[0], result)
+        return [result]
+
+    monkeypatch.setattr(gymgate.quality, "check_all", check_all)
+    assert ("calendar -v" in check("calendar").output) is is_said
+
+
 def test_every_section_that_is_measured_can_be_chosen() -> None:
     assert {*get_args(SectionName)} == {*MEASUREMENTS}
 

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from gymgate.cli import cli
 from gymgate.cli.options import GROUPS, OTHER
-from gymgate.cli.rollout_commands import _checks
+from gymgate.cli.rollout_commands import _checks, _with_check
 from gymgate.cli.run import command
 from gymgate.cli.texts import endpoint_list
 from gymgate.core.config import StackConfig
-from gymgate.core.errors import ConfigError
+from gymgate.core.errors import ConfigError, StackStartError
 from gymgate.rollouts import Rollout
 from gymgate.runs.collected import progress as progress_module
 from gymgate.runs.collected.progress import RunProgress
@@ -265,3 +265,16 @@ def test_environments_whose_servers_failed_are_to_be_checked_next() -> None:
     assert steps == ["gymgate check 'own dir/own'", "gymgate check calendar"]
     run.stack = StackConfig(environments="copies/of_own")  # the environment in it is called `own`
     assert [step.partition(",")[0] for step in _checks(run)] == ["gymgate check copies/of_own"]
+
+
+def test_of_a_server_that_ended_while_starting_the_next_step_is_said() -> None:
+    run: Any = SimpleNamespace(stack=StackConfig(environments="own dir/own"))
+    died = StackStartError("it died", environment="own", log_tail="line", exit_status=3)
+    shown = _with_check(died, run)
+    assert "gymgate check 'own dir/own' -v" in str(shown)
+    assert (shown.environment, shown.exit_status) == ("own", 3)
+    for error in (
+        StackStartError("not up", log_tail="line", timed_out=True),
+        StackStartError("x", exit_status=3),
+    ):
+        assert _with_check(error, run) is error, "the command would show no more"

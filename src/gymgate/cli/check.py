@@ -217,7 +217,12 @@ def command(
         name = shlex.quote(requests[0].environment.name)
         if results[0].verdict == "match":
             log_next(f"gymgate run {name} -b URL -m MODEL")
-        elif results[0].verdict == "failed" and not results[0].traceback and not verbose:
+        elif (
+            results[0].verdict == "failed"
+            and results[0].evidence
+            and not results[0].traceback
+            and not verbose
+        ):
             log_next(f"gymgate check {name} -v, for what its servers wrote")
     if output.unmet or (not rows_only and any(result.verdict in ("differs", "failed") for result in results)):
         context.exit(1)

@@ -32,7 +32,7 @@ from gymgate.cli.options import (
 )
 from gymgate.cli.output import Log, explained, log, log_next, print_json
 from gymgate.core.config import RolloutLimits
-from gymgate.core.errors import GymgateError
+from gymgate.core.errors import GymgateError, StackStartError
 from gymgate.results.tracking import RunTracking
 from gymgate.runs.collected.progress_display import Show, showing_progress
 from gymgate.runs.collected.run import Collection, OnRollout
@@ -217,7 +217,7 @@ def finish(
             keep = "add -o DIR to keep the rollouts, for gymgate report and gymgate compare"
             log_next(*_checks(run), mine, keep, _lingering(run))
     if error is not None:
-        raise error
+        raise _with_check(error, run)
     if interrupted:
         log("interrupted")
     if code := _exit_code(run, interrupted=interrupted):
@@ -327,6 +327,16 @@ def _checks(run: Collection) -> Iterator[str]:
     for environment in environments if broken else ():
         if len(environments) == 1 or not broken.isdisjoint((environment.name, Path(environment.name).stem)):
             yield f"gymgate check {shlex.quote(environment.name)}, for file and line of an exception"
+
+
+def _with_check(error: GymgateError, run: Collection) -> GymgateError:
+    """Return an error; that of a server that ended while starting also has the command that shows what it wrote."""
+    if not isinstance(error, StackStartError) or error.exit_status is None or not error.log_tail:
+        return error
+    environments = run.stack.environments
+    name = shlex.quote(environments[0].name) if len(environments) == 1 else "ENV"
+    shown = f"{error.message}; gymgate check {name} -v shows what it wrote"
+    return StackStartError(shown, **{field: getattr(error, field) for field in error.fields})
 
 
 def _exit_code(run: Collection, *, interrupted: bool) -> int:

@@ -87,7 +87,11 @@ async def until_listening(child: Child, port: int, environment: str) -> None:
         await asyncio.wait([child.exited], timeout=pause)
         pause = min(pause * 1.3, MAX_POLL_S)
     text = child.log_tail()
-    reason = f": {reason_in(text)}" if text else disk_full(child.log) or "; its log is empty"
+    reason = (
+        f": {reason_in(text)}"
+        if text
+        else disk_full(child.log) or "; its log is empty, so look for what ends its process"
+    )
     message = f"server {child.name!r} of {environment!r} died while starting ({child.exit_reason}){reason}"
     status = child.exited.result()
     raise StackStartError(

@@ -116,7 +116,10 @@ class ForkServer:
                 CHILDREN[order["op"]](order)
                 status = 0
             except SystemExit as stop:
-                status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+                if stop.code is None or isinstance(stop.code, int):
+                    status = stop.code or 0
+                else:
+                    print(stop.code, file=sys.stderr)  # as Python does
             except BaseException:
                 traceback.print_exc()
             finally:
