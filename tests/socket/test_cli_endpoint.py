@@ -228,6 +228,16 @@ def test_an_endpoint_that_does_not_say_its_model(hosted: Hosted, said: str, tmp_
         assert isinstance(invoke("run", tmp_path, "-b", hosted.url, "-m", model).exception, NothingInstalled)
 
 
+@pytest.mark.parametrize("model", [(), ("-m", "m")])
+def test_a_proxy_that_wants_a_password_is_told_from_a_model_that_is_not_said(
+    model: tuple[str, ...], tmp_path: Path
+) -> None:
+    with serving(Hosted(key=None, models_status=407)) as hosted:
+        error = refusal("run", tmp_path, "-b", hosted.url, *model)
+    assert isinstance(error, ConfigError)
+    assert "password" in str(error)
+
+
 @pytest.mark.parametrize("command", ["run", "check"])
 def test_an_endpoint_with_a_named_model_is_waited_for(command: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

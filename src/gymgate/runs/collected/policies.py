@@ -109,6 +109,10 @@ async def _answers(
             )
         if answer.status == 404:
             await _refuse_missing_path(url, endpoint, judge)
+        if answer.status == 407:
+            raise ConfigError(
+                f"{url}: the proxy wants a user and a password (407); put them into its address"
+            )
     for url, answer in answers.items():
         names = _models_in(answer)
         if endpoint.model and names and endpoint.model not in names:
