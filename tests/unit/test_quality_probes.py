@@ -261,7 +261,7 @@ def test_each_row_is_tried_once_and_none_that_lacks_what_scoring_needs() -> None
     context: Any = SimpleNamespace(
         recorded=recorded,
         results=[SimpleNamespace(verdict="match"), SimpleNamespace(verdict="incomplete")],
-        rows=[row("c"), row("a")],
+        rows=[row("c"), {**row("c"), "agent_ref": {"name": "its_agent"}}, row("a")],
         replay_of=lambda each: trials.ReplayCase("recorded", each.row, trials._empty),
     )
     assert [probes.prompt_of(each.row["responses_create_params"]) for each in trials._rows(context)] == [
