@@ -123,4 +123,4 @@ def test_an_answer_is_bounded_and_holds_up_nobody(attack: Attack) -> None:
     outcome = json.loads(output)
     assert outcome["error"] is not None
     assert outcome["mib"] < MIB[attack]
-    assert outcome["longest_wait_s"] < 2  # half a second alone; other tests run beside
+    assert outcome["longest_hold_s"] < 2  # one on a slow machine
