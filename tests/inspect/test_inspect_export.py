@@ -301,3 +301,6 @@ def test_the_answer_of_a_score_is_the_extracted_one_where_the_result_has_it() ->
     assert score_of_record({**record, "result": {}}, "So it is B").answer == "So it is B"
     nothing = score_of_record({**record, "result": {}, "answer_found": False}, "So it is B")
     assert nothing.answer == "none"
+    assert nothing.explanation == "completed: no answer found"
+    for reward, explanation in ((0.0, "completed: wrong"), (0.5, "completed"), (1.0, "completed: right")):
+        assert score_of_record({**record, "reward": reward}, "B").explanation == explanation

@@ -10,6 +10,7 @@ from inspect_ai.solver import TaskState
 
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY
 from gymgate.rollouts import outcome_of
+from gymgate.runs.counted.account import part_of
 from gymgate.runs.stored.attempts import Attempt
 from gymgate.runs.stored.score import NO_ANSWER, extracted_answer
 
@@ -41,10 +42,14 @@ def score_of(rollout: Mapping[str, Any] | None, answer: str) -> Score:
     fields: dict[str, Any] = {name: rollout.get(name) for name in ("answer_found", "result")}
     if (extracted := extracted_answer(Attempt.model_construct(**fields))) is not None:
         answer = str(extracted)
-    if rollout.get("answer_found") is False:
-        limit = f"{limit}: {NO_ANSWER}"
+    remark = NO_ANSWER if rollout.get("answer_found") is False else None
+    part = "" if remark is None else f": {remark}"
     if result.reward is None:
         return Score.unscored(
-            reason=result.reason, answer=answer, explanation=f"{result.reason}{limit}", metadata=details
+            reason=result.reason, answer=answer, explanation=f"{result.reason}{limit}{part}", metadata=details
         )
-    return Score(value=result.reward, answer=answer, explanation=f"{result.reason}{limit}", metadata=details)
+    if result.reason == "completed" and (result.reward <= 0 or result.reward >= 1):
+        part = f": {part_of(result, remark)}"
+    return Score(
+        value=result.reward, answer=answer, explanation=f"{result.reason}{limit}{part}", metadata=details
+    )
