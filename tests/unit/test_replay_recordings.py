@@ -93,6 +93,7 @@ def test_row_is_the_record_without_its_outcome(tmp_path: Path) -> None:
     (recording,) = recordings(tmp_path / "r.jsonl", "", record([U], [A], reward=1, answer="x"))
     assert recording.row == {"responses_create_params": {"input": [U]}, "answer": "x"}
     assert (recording.reward, recording.line, recording.index, recording.name) == (1.0, 2, 0, "r.jsonl:2")
+    assert recordings(tmp_path / "r.jsonl", record([U], [A], reward=10**400))[0].reward is None
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,15 @@ def test_row_is_the_record_without_its_outcome(tmp_path: Path) -> None:
         ('{"responses_create_params": {"input": "x"}, "response": {}}', "'output'"),
         ('{"responses_create_params": {"input": "x"}, "response": {"output": ["a"]}}', "output item"),
         ('{"responses_create_params": {"input": ["a"]}, "response": {"output": []}}', "input item"),
+        (json.dumps(record([U], [[U, A], [U, 5]])), "output item"),
+        (json.dumps(record([U], [{"type": 5}])), "output item"),
+        (json.dumps(record([U], [F1, O1 | {"call_id": []}])), "output item"),
+        (json.dumps(record([U], [{"role": "assistant", "content": 5}])), "output item"),
+        (json.dumps(record([U], [output("1") | {"output": [None]}])), "output item"),
+        (
+            json.dumps({"responses_create_params": {"instructions": 5}, "response": {"output": []}}),
+            "input item",
+        ),
     ],
 )
 def test_malformed_records_name_file_and_line(tmp_path: Path, bad: str, what: str) -> None:

@@ -14,6 +14,7 @@ from gymgate.core.errors import ConfigError, DataError, GymgateError
 from gymgate.gateway.dialects import translate_answer, translate_request
 from gymgate.gateway.dialects.reading import fault_of
 from gymgate.gateway.replay.conversation import Block, Item, blocks_of, is_policy_item, items_of
+from gymgate.rollouts.outcome import number
 from gymgate.rollouts.rowfile import RowFile
 
 _RUN_FIELDS = {"calls", "result", "status"}
@@ -63,8 +64,7 @@ class Recording:
 
     @property
     def reward(self) -> float | None:
-        reward = self.raw.get("reward")
-        return float(reward) if isinstance(reward, int | float) else None
+        return number(self.raw.get("reward"))
 
     @property
     def response(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _read(raw: Any, path: Path, line: int, index: int) -> Recording:
         except (AttributeError, KeyError, TypeError) as error:
             raise _form_error(path, line, f"is a damaged line of a run ({error!r})") from error
     record = _check(raw, path, line)
-    return Recording(str(path), line, index, record, tuple(turns or _steps(record, path, line)))
+    return Recording(str(path), line, index, record, tuple(turns or _steps(record)))
 
 
 def _read_run_line(value: Mapping[str, Any]) -> tuple[dict[str, Any], list[Turn]]:
@@ -177,26 +177,46 @@ def _check(raw: Any, path: Path, line: int) -> dict[str, Any]:
     if not isinstance(raw["response"].get("output"), list):
         raise _form_error(path, line, "is not a recorded rollout: its response has no list 'output'")
     record: dict[str, Any] = raw
+    output = record["response"]["output"]
+    states = output if _are_states(output) else [output]
+    given = items_of(record["responses_create_params"])
+    for what, items in (("input", given), *(("output", state) for state in states)):
+        if not all(map(_is_item, items)):
+            raise _form_error(path, line, f"has an {what} item that is not an object, or of another form")
     return record
+
+
+def _is_item(value: Any) -> bool:
+    """Whether a value has the form of an item: texts where they are needed, and parts that are texts or objects."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("type"), str | None)
+        and isinstance(value.get("call_id"), str | int | None)
+        and all(_is_content(value.get(name)) for name in ("content", "output"))
+    )
+
+
+def _is_content(value: Any) -> bool:
+    parts = value if isinstance(value, list) else [value or ""]
+    return all(isinstance(part, str | dict) for part in parts)
+
+
+def _are_states(output: list[Any]) -> bool:
+    """Whether an agent returned the conversation after each step (aviary)."""
+    return bool(output) and all(isinstance(part, list) for part in output)
 
 
 def _form_error(path: str | Path, line: int, what: str) -> DataError:
     return DataError(f"{path}:{line} {what}", path=str(path), line=line)
 
 
-def _steps(raw: dict[str, Any], path: str | Path, line: int) -> Iterator[Turn]:
+def _steps(raw: dict[str, Any]) -> Iterator[Turn]:
     prompt, output = items_of(raw["responses_create_params"]), raw["response"]["output"]
-    if not all(isinstance(item, dict) for item in prompt):
-        raise _form_error(path, line, "has an input item that is not an object")
-    if output and all(isinstance(part, list) for part in output):
-        return _transitions(prompt, output)
-    if not all(isinstance(item, dict) for item in output):
-        raise _form_error(path, line, "has an output item that is not an object")
-    return _flat(prompt, output)
+    return _transitions(prompt, output) if _are_states(output) else _flat(prompt, output)
 
 
 def _transitions(start: list[Item], states: list[list[Item]]) -> Iterator[Turn]:
-    """Turns of agents that return the conversation after each step (aviary): a prompt is the state before."""
+    """Turns of agents that return the conversation after each step: a prompt is the state before."""
     unchanged = len(start) if states[0][: len(start)] == start else 0
     prompt = states[0][: unchanged + _environment_items(states[0][unchanged:])]
     for state in states:
