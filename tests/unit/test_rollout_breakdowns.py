@@ -285,6 +285,13 @@ def test_a_scoring_that_blames_the_policy_is_a_score(field: str, result: dict[st
     assert (made["status"], made["reward"]) == ("completed", 0.0), field
 
 
+@pytest.mark.parametrize("form", [True, 5, "x", [1], {"a": 1}])
+def test_fields_of_another_form_report_nothing(form: Any) -> None:
+    assert breakdown({"test_plans_graded": 1, "results": form}) is None
+    report = {"metadata": {"eval_report": form}, "response": SAID}
+    assert breakdown(report, "mini_swe_agent_2") is None or isinstance(form, dict)
+
+
 def test_a_scoring_that_ran_is_a_score() -> None:
     """A patch that does not apply is the policy's, and a masked rollout stays one."""
     for result in (

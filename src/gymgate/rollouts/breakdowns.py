@@ -117,7 +117,8 @@ def _code_runner(result: Result, row: Mapping[str, Any]) -> str | None:
 def _vibench_plan(result: Result, row: Mapping[str, Any]) -> str | None:
     """An app that cannot be seeded is the policy's. A plan that was seeded and has no report counts as 0 all the same."""
     plans = result.get("results") if "test_plans_graded" in result and "results" not in row else None
-    broken = [plan for plan in plans or () if _at(plan, "error") and not _at(plan, "seeding_failed")]
+    listed = plans if isinstance(plans, list) else ()
+    broken = [plan for plan in listed if _at(plan, "error") and not _at(plan, "seeding_failed")]
     return f"{broken[0].get('test_plan')}: {_last_line(broken[0]['error'])}" if broken else None
 
 
@@ -184,7 +185,8 @@ def _mini_swe(result: Result) -> str | None:
     """A container that dies while the tests run, or tests that take too long, leave a report without any test."""
     reason = _field("metadata.error")(result) or _nothing_ran(result)
     reports = _at(result, "metadata.eval_report")
-    if reason is None and reports and not any(_at(report, "tests_status") for report in reports.values()):
+    tests = [_at(report, "tests_status") for report in reports.values()] if isinstance(reports, dict) else ()
+    if reason is None and tests and not any(tests):
         return "SWE-bench's report has no test: they did not run to their end (see its log)"
     return reason
 

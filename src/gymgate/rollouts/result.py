@@ -252,5 +252,6 @@ def one_line(value: Any) -> str:
 def _complaint(item: Any) -> str:
     if not isinstance(item, dict) or "msg" not in item:
         return str(item)
-    where = ".".join(str(part) for part in item.get("loc", ()) if part != "body")
+    parts = item.get("loc")
+    where = ".".join(str(part) for part in parts if part != "body") if isinstance(parts, list) else ""
     return f"{where}: {item['msg']}"
