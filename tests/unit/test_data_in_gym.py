@@ -13,7 +13,7 @@ import pytest
 from gymgate.gym.inside.preparation.directories import KINDS, LARGE, Directories, sha256_of
 from gymgate.gym.inside.preparation.events import EndedError, Events, chain
 from gymgate.gym.inside.preparation.fetching import Fetcher, FetchNote
-from gymgate.gym.inside.preparation.row_writer import RowWriter, _fill, _lines
+from gymgate.gym.inside.preparation.row_writer import RowWriter, _fill, _lines, ready_row
 from gymgate.gym.inside.preparation.scripts import run_script
 from gymgate.gym.inside.preparation.sources import RawSource
 
@@ -187,6 +187,22 @@ def test_a_row_has_an_agent_of_the_config_and_one_prompt() -> None:
         assert writer._agent_in({"agent_ref": row}) == agent
     with pytest.raises(ValueError, match="remove one"):
         _fill(None, {"responses_create_params": {"input": "hi"}})
+
+
+def test_a_csv_file_holds_long_texts_and_one_in_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text(f"question\n{'x' * 200_000}\n")
+    assert [number for number, _ in _lines(path)] == [2]
+    path.write_bytes("question\nDéjà vu?\n".encode("latin-1"))
+    with pytest.raises(EndedError) as ended:
+        list(_lines(path))
+    assert ended.value.values["error"] == "DataError"
+    assert str(path) in ended.value.values["message"]
+
+
+def test_a_row_that_is_nested_too_deeply_is_a_bad_row() -> None:
+    with pytest.raises(ValueError, match="not JSON"):
+        ready_row(b"[" * 200_000, None, agent_prompts=False)
 
 
 def test_lines_of_empty_cells_are_blank_in_a_csv_file(tmp_path: Path) -> None:

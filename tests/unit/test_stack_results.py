@@ -177,7 +177,9 @@ def test_an_error_body_is_one_line(body: bytes, line: str) -> None:
 
 def test_an_agents_422_is_the_rows_fault() -> None:
     assert isinstance(results.run_error(422, b"{}", "a"), DataError)
-    odd = results.run_error(422, b'{"detail": [{"msg": "no", "loc": 5}, {"msg": "nor this", "loc": null}]}', "a")
+    odd = results.run_error(
+        422, b'{"detail": [{"msg": "no", "loc": 5}, {"msg": "nor this", "loc": null}]}', "a"
+    )
     assert "nor this" in odd.message
     error = results.run_error(500, b'"boom"', "a")
     assert isinstance(error, EnvironmentServerError)

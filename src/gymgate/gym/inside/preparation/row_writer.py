@@ -6,6 +6,7 @@ import csv
 import difflib
 import importlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import IO, Any
@@ -120,21 +121,27 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     of empty cells, as spreadsheets leave them, is blank.
     """
     if path.suffix.lower() == ".csv":
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restkey=MORE_CELLS)
-            names = [
-                name for name in reader.fieldnames or () if name
-            ]  # spreadsheets write columns without one
-            if len({*names}) < len(names):
-                twice = next(name for name in names if names.count(name) > 1)
-                raise refusal("ConfigError", f"{path}: there is more than one column {twice!r}")
-            for record in reader:
-                cells = {name: text for name, text in record.items() if text is not None}
-                if any("".join(text).strip() for text in cells.values()):
-                    yield reader.line_num, json.dumps(cells).encode()
+        csv.field_size_limit(sys.maxsize)
+        try:
+            yield from _csv_lines(path)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise refusal("DataError", f"{path} is not CSV in UTF-8: {error}") from error
         return
     with path.open("rb") as lines:
         yield from ((number, line) for number, line in enumerate(lines, 1) if not line.isspace())
+
+
+def _csv_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, restkey=MORE_CELLS)
+        names = [name for name in reader.fieldnames or () if name]  # spreadsheets write columns without one
+        if len({*names}) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise refusal("ConfigError", f"{path}: there is more than one column {twice!r}")
+        for record in reader:
+            cells = {name: text for name, text in record.items() if text is not None}
+            if any("".join(text).strip() for text in cells.values()):
+                yield reader.line_num, json.dumps(cells).encode()
 
 
 def _refuse_objection(row: dict[str, Any], schema: Any, nested: Set[str]) -> None:
@@ -177,7 +184,7 @@ def ready_row(
     """
     try:
         row: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"a row must be a JSON object, not {type(row).__name__}")
