@@ -483,6 +483,12 @@ async def test_a_proxy_that_does_not_listen_is_named(
     assert "secret" not in str(refused.value)
 
 
+async def test_a_name_that_no_host_can_have_is_unreachable(client: HTTPClient) -> None:
+    for host in ("a..b", "a" * 64 + ".example"):
+        with pytest.raises(UnreachableError):
+            await client.send(Request(f"http://{host}/"), timeout_s=5)
+
+
 async def with_client(scene: Callable[..., Awaitable[None]], *fixtures: Any) -> None:
     async with HTTPClient() as client:
         await scene(client, *fixtures)

@@ -32,6 +32,30 @@ def test_proxies(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert http_client.proxy_for(URL(url)) == PROXIED[url]
 
 
+@pytest.mark.parametrize(
+    ("given", "proxy"),
+    [
+        ("proxy.example:3128", "http://proxy.example:3128"),
+        ("me:secret@proxy.example:3128", "http://me:secret@proxy.example:3128"),
+        ("http://me:se#cret@proxy.example:3128", None),
+        ("http://", None),
+    ],
+)
+def test_a_proxy_needs_no_scheme_and_a_broken_one_is_refused_unseen(
+    given: str, proxy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("https_proxy", given)
+    url = URL("https://models.example/v1")
+    if proxy is not None:
+        assert http_client.proxy_for(url) == URL(proxy)
+        return
+    with pytest.raises(ValueError, match="https proxy") as refused:
+        http_client.proxy_for(url)
+    assert "cret" not in str(refused.value)
+
+
 def test_the_file_limit_is_raised() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))

@@ -166,12 +166,21 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
 
 
 def proxy_for(url: URL) -> URL | None:
-    """The proxy that the environment names for this URL; never for this machine itself."""
+    """The proxy that the environment names for this URL; never for this machine itself. Without a scheme it is an http:// one.
+
+    Raises `ValueError`, without the text, which may hold a password.
+    """
     host = url.host or ""
-    if is_loopback(host):
+    proxy = None if is_loopback(host) else getproxies().get(url.scheme)
+    if not proxy or proxy_bypass(host):
         return None
-    proxy = getproxies().get(url.scheme)
-    return URL(proxy) if proxy and not proxy_bypass(host) else None
+    try:
+        address = URL(proxy if "://" in proxy else f"http://{proxy}")
+    except ValueError:
+        address = URL()
+    if not address.raw_host:
+        raise ValueError(f"the environment's {url.scheme} proxy is not a URL such as http://host:3128")
+    return address
 
 
 LOOPBACK = "127.0.0.1"
@@ -300,7 +309,7 @@ class HTTPClient:
             raise UnreachableError(f"no connection within {within_s:g} s") from error
         except ssl.SSLCertVerificationError as error:
             raise UnreachableError(_distrusted(error), retryable=False) from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # no DNS name has an empty label or one of 64 characters
             where = f"the proxy {request.proxy.with_user(None)}: " if request.proxy else ""
             raise UnreachableError(where + _reason(error)) from error
         finally:
