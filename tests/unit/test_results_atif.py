@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mimetypes
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 from gymgate.cli.export import command
 from gymgate.core.errors import ConfigError
-from gymgate.results.atif import MANIFEST, Trajectory
+from gymgate.results.atif import MANIFEST, Trajectory, content_of
 from gymgate.rollouts.record import UNDELIVERED
 from gymgate.rollouts.row import row_key
 
@@ -189,6 +190,17 @@ def test_items_of_other_kinds_keep_their_content() -> None:
     assert orphan["observation"]["results"] == [{"content": "y"}]
     assert (again["source"], again["message"]) == ("user", "and now?")
     assert trajectory.sampled == [looking, done]
+
+
+def test_an_image_whose_type_cannot_be_told_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.13 on, `mimetypes` raises for such a URL."""
+    image = {"type": "input_image", "image_url": "http://[::1/x.png"}
+
+    def guess_type(url: str) -> tuple[str | None, str | None]:
+        raise ValueError("Invalid IPv6 URL")
+
+    monkeypatch.setattr(mimetypes, "guess_type", guess_type)
+    assert "http://[::1/x.png" in str(content_of([image]))
 
 
 def test_nothing_is_written_over_and_a_file_of_rollouts_is_refused(directory: Path) -> None:

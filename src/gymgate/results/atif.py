@@ -210,7 +210,9 @@ def content_of(value: Any) -> str | list[dict[str, Any]]:
 def _part(value: Any) -> dict[str, Any]:
     image = value.get("image_url") if isinstance(value, Mapping) else None
     url = image.get("url") if isinstance(image, Mapping) else image
-    kind = mimetypes.guess_type(url)[0] if isinstance(url, str) else None
+    kind = None
+    with contextlib.suppress(ValueError):  # from Python 3.13 on, for a URL with a broken host
+        kind = mimetypes.guess_type(url)[0] if isinstance(url, str) else None
     if kind in IMAGES:
         return {"type": "image", "source": {"media_type": kind, "path": url}}
     return {"type": "text", "text": text_of(value)}
