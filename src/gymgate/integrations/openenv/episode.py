@@ -8,11 +8,12 @@ It makes the calls that `simple_agent` and `gymnasium_agent` make (nemo-gym 0.3 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.cookies import SimpleCookie
+from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import quote
 
@@ -90,7 +91,8 @@ class Episode(ABC):
             ) from None
         except HTTPFailure as error:
             raise StackLostError(f"server {self.server!r} broke the connection at {path}: {error}") from error
-        self._cookies.load(answer.headers.get("set-cookie", ""))
+        with contextlib.suppress(CookieError):  # a name that no cookie may have
+            self._cookies.load(answer.headers.get("set-cookie", ""))
         if answer.status != 200 and not any_status:
             message = f"server {self.server!r}: HTTP {answer.status} at {path}: {error_line(answer.body)}"
             if answer.status == 422:
@@ -208,7 +210,7 @@ class GymnasiumEpisode(Episode):
         info = _mapping(answer.get("info"))
         truncated = bool(answer.get("truncated")) or self._steps >= self._max_steps
         self.done = bool(answer.get("terminated")) or truncated
-        outputs = [str(output.get("output")) for output in info.get("tool_outputs") or []]
+        outputs = [str(output.get("output")) for output in objects(info.get("tool_outputs"))]
         return Step(
             "\n".join(outputs) if outputs else None,
             _observation_messages(answer),
