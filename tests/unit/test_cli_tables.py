@@ -13,6 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from gymgate.cli.output import print_table
 from support.terminal import terminal
 
 LINE = {"occurrence": 0, "seed": None, "agent": "a", "source": "rows", "error": None, "result": None}
@@ -111,3 +112,9 @@ def test_a_comparison_goes_on_below_too(tmp_path: Path) -> None:
     wide = terminal(60, "compare", str(both), str(one), "--wide")
     for title in titles:
         assert sum(title in line for line in wide if line.startswith("environment")) == 1
+
+
+def test_a_line_ending_in_a_cell_makes_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A stored run of somebody else could write lines of the table otherwise."""
+    print_table(["environment", "pass@1"], [["one\ntwo  1.000", "0.5\n"]])
+    assert len(capsys.readouterr().out.splitlines()) == 2

@@ -157,7 +157,7 @@ def _print(columns: Sequence[Column], wrapped: Container[str] = ()) -> None:
             justify="left" if column.left else "right",
         )
     for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+        table.add_row(*(Text(printable(cell).replace("\n", " ")) for cell in cells))
     if terminal:
         console.print(table)
         return
