@@ -252,6 +252,15 @@ def test_shards_are_read_in_order_and_of_one_split(tmp_path: Path) -> None:
         _refuse_other_split(tmp_path / "whole", Shard(1, 2))
 
 
+def test_a_shards_directory_is_no_link(tmp_path: Path) -> None:
+    """Whoever shares the directory could have a run overwrite files of another one."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "shard-1-of-2").symlink_to("elsewhere")
+    with pytest.raises(ConfigError, match="link"):
+        _refuse_other_split(tmp_path, Shard(1, 2))
+    _refuse_other_split(tmp_path, Shard(2, 2))
+
+
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     with open_run(tmp_path, SETTINGS, {}):
         pass

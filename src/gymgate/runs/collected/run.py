@@ -426,7 +426,9 @@ def _everything_fails(rollout: Rollout, count: int, *, kept: bool) -> GymgateErr
 
 
 def _refuse_other_split(output: Path, shard: Shard) -> None:
-    """A directory holds one whole run, or shards of one split."""
+    """A directory holds one whole run, or shards of one split; as it may be somebody else's, none of them is a link."""
+    if shard.count > 1 and (own := output / shard.directory).is_symlink():
+        raise ConfigError(f"{own} is a link, which may lead anywhere; put a directory there")
     for run in run_directories(output):
         if (run == output) != (shard.count == 1):
             what = "a run that is not split" if run == output else "shards of a run"
