@@ -18,8 +18,8 @@ from gymgate.core.files import replacing
 
 FORMATS = (".jsonl", ".csv", ".parquet")
 BATCH = 1000
-_FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]+$)")
-"""The beginning of a text that a spreadsheet takes for a formula; a number is none."""
+_FORMULA = re.compile(r"[=@\t\r\n\uff1d\uff20\uff0b\uff0d]|[+-](?![\d.]+$)")
+"""The beginning of a text that a spreadsheet takes for a formula, in some languages also with wide signs; a number is none."""
 Rows = Iterable[Mapping[str, Any]]
 Schema = Callable[[Any], Any]
 """From the `pyarrow` module to a schema."""
