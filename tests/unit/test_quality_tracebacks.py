@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from pathlib import Path
 
 import gymgate
@@ -84,3 +85,10 @@ def test_of_a_field_that_pydantic_refuses_the_reason_is_given_and_not_pydantics_
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for Response: reward: "
         "Input should be a valid number [type=float_type, input_value=None, input_type=NoneType]",
     ]
+
+
+def test_a_long_line_takes_no_time_in_proportion_to_its_square() -> None:
+    head = 'Traceback (most recent call last):\n  File "/own/app.py", line 1, in verify\n'
+    started = time.process_time()
+    assert last_traceback(f"{head}ValueError: {'x' * 50_000}").endswith("xx")
+    assert time.process_time() - started < 2

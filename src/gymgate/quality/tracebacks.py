@@ -15,7 +15,7 @@ _OTHERS = re.compile(
 )
 """Frames of installed packages, of Python and of gymgate."""
 _PYDANTIC = re.compile(r'File "[^"]*/site-packages/pydantic/')
-_FIELD = re.compile(r"(.*ValidationError: 1 validation error for .*)\n(\S.*)\n +(.*)")
+_FIELD = re.compile(r"^(.*ValidationError: 1 validation error for .*)\n(\S.*)\n +(.*)", re.MULTILINE)
 """The head of pydantic's message, the field that it refuses and the reason, each on its line."""
 
 
