@@ -472,6 +472,23 @@ async def test_a_proxy_that_refuses(client: HTTPClient, monkeypatch: pytest.Monk
         assert "secret" not in str(refused.value)
 
 
+async def test_a_server_without_tls_is_not_taken_for_its_proxy(
+    client: HTTPClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(proxy, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        with pytest.raises(UnreachableError, match=r"^it does not answer in TLS"):
+            await client.send(Request("https://models.example/"), timeout_s=5)
+
+
 async def test_a_proxy_that_does_not_listen_is_named(
     client: HTTPClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

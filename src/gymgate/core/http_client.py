@@ -310,7 +310,9 @@ class HTTPClient:
         except ssl.SSLCertVerificationError as error:
             raise UnreachableError(_distrusted(error), retryable=False) from error
         except (OSError, UnicodeError) as error:  # no DNS name has an empty label or one of 64 characters
-            where = f"the proxy {request.proxy.with_user(None)}: " if request.proxy else ""
+            # TLS is spoken with the server behind the proxy.
+            proxy = None if isinstance(error, ssl.SSLError) else request.proxy
+            where = f"the proxy {proxy.with_user(None)}: " if proxy else ""
             raise UnreachableError(where + _reason(error)) from error
         finally:
             if not connection.ready:
