@@ -21,7 +21,7 @@ def conversation_text(rollout: CollectedRollout) -> str:
     lines += (f"[{entry.role}] {cut(entry.text, LONGEST_TEXT)}" for entry in transcript(rollout.result))
     answers = {
         "expected answer": expected_answer(rollout.result),
-        "extracted answer": extracted_answer(rollout),
+        "extracted answer": extracted_answer(rollout.result, rollout.answer_found),
     }
     lines += (
         f"{name}: {cut(text_of(answer), LONGEST_TEXT)}"

@@ -104,7 +104,7 @@ def table_row(
     """Return `COLUMNS` of a rollout, and `reward_parts.NAME` for each of `parts`. One that failed has the reward `failed_as`."""
     score = score_of(rollout)
     counted = (rollout.reward_parts or {}) if score.outcome.counted else {}
-    answers = (expected_answer(rollout.result), extracted_answer(rollout))
+    answers = (expected_answer(rollout.result), extracted_answer(rollout.result, rollout.answer_found))
     expected, extracted = (None if answer is None else text_of(answer) for answer in answers)
     return {
         "model": model,

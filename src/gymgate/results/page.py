@@ -218,7 +218,7 @@ def conversation(attempt: Attempt, outcome: Outcome, label: str) -> Part:
     fields = {"label": label, "outcome": outcome.reason, "reward": outcome.reward, "numbers": numbers}
     answers = {
         "expected": shown_answer(expected_answer(attempt.result)),
-        "extracted": shown_answer(extracted_answer(attempt)),
+        "extracted": shown_answer(extracted_answer(attempt.result, attempt.answer_found)),
     }
     return {"rollout": {**fields, **answers, "prompt": prompt, "turns": turns}}
 

@@ -18,6 +18,7 @@ from gymgate.gateway.dialects.reading import Json
 from gymgate.gateway.dialects.responses_request import request_to_chat
 from gymgate.gateway.dialects.usage import usage_of, with_usage_details
 from gymgate.rollouts.record import Usage
+from gymgate.rollouts.row import input_items
 
 _ERROR_KINDS = {401: "authentication_error", 404: "not_found_error"}
 _ANTHROPIC_KINDS = {
@@ -92,8 +93,7 @@ def translate_answer(
         else:
             raise ConfigError(f"an endpoint that speaks {source} cannot answer a {target} request")
         if memory is not None:
-            asked = request.get("input" if target == "responses" else "messages")
-            items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked or []
+            items = input_items(request) if target == "responses" else request.get("messages") or []
             heard = heard_before(items, len(items))
             memory.record(target, source, fingerprints_of_answer(translated, target), originals, heard)
             if target == "responses":

@@ -11,7 +11,6 @@ from inspect_ai.solver import TaskState
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY
 from gymgate.rollouts import outcome_of
 from gymgate.runs.counted.account import part_of
-from gymgate.runs.stored.attempts import Attempt
 from gymgate.runs.stored.score import NO_ANSWER, extracted_answer
 
 
@@ -39,10 +38,10 @@ def score_of(rollout: Mapping[str, Any] | None, answer: str) -> Score:
         "metrics": rollout.get("metrics") or {},
     }
     limit = f" ({rollout['limit']})" if rollout.get("limit") else ""
-    fields: dict[str, Any] = {name: rollout.get(name) for name in ("answer_found", "result")}
-    if (extracted := extracted_answer(Attempt.model_construct(**fields))) is not None:
+    found = rollout.get("answer_found")
+    if (extracted := extracted_answer(rollout.get("result"), found)) is not None:
         answer = str(extracted)
-    remark = NO_ANSWER if rollout.get("answer_found") is False else None
+    remark = NO_ANSWER if found is False else None
     part = "" if remark is None else f": {remark}"
     if result.reward is None:
         return Score.unscored(

@@ -121,11 +121,10 @@ def expected_answer(result: Mapping[str, Any] | None) -> Any:
     return None if answer is None else answer.value
 
 
-def extracted_answer(rollout: CollectedRollout | Attempt) -> Any:
+def extracted_answer(result: Mapping[str, Any] | None, answer_found: bool | None) -> Any:
     """Return what the environment took for the policy's answer, `none` if it found none; `None` where its result does not say."""
-    if rollout.answer_found is False:
+    if answer_found is False:
         return "none"
-    result = rollout.result
     return next((value for key in ANSWER_KEYS if (value := (result or {}).get(key)) is not None), None)
 
 
