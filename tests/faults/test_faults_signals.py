@@ -92,7 +92,7 @@ async def rounds(ledger: Ledger, count: int, seed: int) -> None:
         after_s, signals = chance.uniform(0, longest_s), chance.choice(CHOICES)
         last = await disturbed(code, after_s, signals)
         left = await asyncio.to_thread(ledger.settle, GONE_S, ("processes", "traces"))
-        if last == "stopping" and left.keys() == {"traces"} and late < max(1, count // 20):
+        if last == "stopping" and left.keys() == {"traces"} and late < count // 20:
             late += 1
             remove_of_dead()
             left = ledger.settle(0, ("processes", "traces"))
