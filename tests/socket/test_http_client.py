@@ -464,12 +464,18 @@ async def test_a_tunnel_through_a_proxy(
         listener.close()
 
 
-async def test_a_proxy_that_refuses(client: HTTPClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n") as proxy:
+@pytest.mark.parametrize(
+    ("status", "advice", "passes"), [(407, "; .*password", False), (403, "; .*no_proxy", False), (503, "$", True)]
+)
+async def test_a_proxy_that_refuses(
+    status: int, advice: str, passes: bool, client: HTTPClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status) as proxy:
         monkeypatch.setenv("https_proxy", proxy.url.replace("//", "//me:secret@"))
-        with pytest.raises(UnreachableError, match=f"{proxy.url}.* status 407; .*password") as refused:
+        with pytest.raises(UnreachableError, match=f"{proxy.url}.* status {status}{advice}") as refused:
             await client.send(Request("https://models.example/"), timeout_s=5)
         assert "secret" not in str(refused.value)
+        assert refused.value.retryable is passes  # else nobody is told to wait for it
 
 
 async def test_a_server_without_tls_is_not_taken_for_its_proxy(

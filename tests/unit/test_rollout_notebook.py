@@ -101,13 +101,13 @@ class Printer:
 
 
 def test_in_a_list_a_rollout_is_a_line() -> None:
-    error = RolloutError(kind="policy", type="PolicyError", message="x" * 10_000_000)
+    error = RolloutError(kind="policy", type="PolicyError", message="xxx\n" * 3_000_000)
     printer = Printer()
     rollout("e" * 1000)._repr_pretty_(printer, cycle=False)
     rollout("e", status="failed", error=error)._repr_pretty_(printer, cycle=False)
     first, second = printer.texts
     assert "reward 0.5" in first
-    assert "PolicyError" in second
+    assert "PolicyError: xxx" in second
     assert len(first + second) < 500
     assert "\n" not in first + second
     assert str(rollout("e" * 1000)) == first, "print shows no more"

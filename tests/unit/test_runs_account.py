@@ -184,9 +184,12 @@ def test_an_answer_that_was_not_found_is_named_wherever_a_rollout_is_shown(tmp_p
     assert [row["extracted_answer"] for row in rows] == ["none", "A"]
 
 
-def test_what_a_grader_accepts_is_said_if_more_than_a_third_had_no_answer(tmp_path: Path) -> None:
-    row = {"environment": "mcqa", "rollouts": 9, "no_answer": 3}
+def test_what_a_grader_accepts_is_said_if_more_than_a_third_had_no_answer_or_none_is_right(tmp_path: Path) -> None:
+    row = {"environment": "mcqa", "rollouts": 9, "no_answer": 3, "right": 1, "wrong": 5}
     assert [*accepted_answers([row])] == []
+    assert [*accepted_answers([{**row, "right": None, "wrong": None}])] == []
+    (none_right,) = accepted_answers([{**row, "right": 0, "wrong": 6}])
+    assert "found no right answer in 9 of 9 rollouts" in none_right
     known, own = accepted_answers([{**row, "no_answer": 4}, {**row, "environment": "own", "no_answer": 4}])
     assert r"accepts \boxed{answer}" in known
     assert "gymgate info own" in own

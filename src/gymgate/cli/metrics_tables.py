@@ -45,18 +45,20 @@ def print_results(
 
 
 def accepted_answers(rows: Rows, release: str | None = None) -> Iterator[str]:
-    """Say what graders accept that found no answer in more than a third of the rollouts, as `gymgate info` does."""
+    """Say, as `gymgate info` does, what graders accept that found no answer in over a third of the rollouts, or no right one."""
     from gymgate.quality.record.findings import right_answer
     from gymgate.quality.record.storage import shipped_record
 
     for row in rows:
-        count, name = row["no_answer"], row["environment"]
+        count, name, what = row["no_answer"], row["environment"], "no answer"
+        if count * 3 <= row["rollouts"] and row["right"] == 0:
+            count, what = row["wrong"] + count, "no right answer"
         if count * 3 <= row["rollouts"] or (name == OVERALL and len(rows) > 1):
             continue
         version = release or RuntimeConfig().version
         records = [record for kind in PACKAGED_KINDS if (record := shipped_record(kind, name, version))]
         accepted = next(filter(None, map(right_answer, records)), f"see gymgate info {name}")
-        found = f"{name}: the grader found no answer in {count} of {row['rollouts']} rollouts; was it in another form?"
+        found = f"{name}: the grader found {what} in {count} of {row['rollouts']} rollouts; was it in another form?"
         yield f"{found} Right answer: {accepted}"
 
 

@@ -62,6 +62,11 @@ _DEFLATED_AT_ONCE = 16 << 10
 _VANISHED = f"nothing was acknowledged for {VANISHED_S} s"
 _UNASKED = "it sent an answer before it had got the request"
 _IDLE_TOO_LONG = (b"HTTP/1.1 408", b"HTTP/1.0 408")
+_REFUSED_BY_PROXY = {
+    403: "no_proxy lists the hosts to be reached past it",
+    407: "put user and password into its address",
+}
+"""What to do about a proxy's status that waiting does not change."""
 """What load balancers say before they close an idle connection; it answers no request."""
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[^\r\n\0]*")
@@ -408,9 +413,10 @@ class _Connection(asyncio.Protocol):
         self._tunnelling = True
         response = await self.exchange(head, b"", None)
         if response.status != 200:
-            login = "; put user and password into its address" if response.status == 407 else ""
+            advice = _REFUSED_BY_PROXY.get(response.status)
+            reason = f"the proxy {proxy.with_user(None)} refused the connection with status {response.status}"
             raise UnreachableError(
-                f"the proxy {proxy.with_user(None)} refused the connection with status {response.status}{login}"
+                f"{reason}; {advice}" if advice else reason, retryable=advice is None
             )
         self._tunnelling = False
 

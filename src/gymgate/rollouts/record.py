@@ -180,7 +180,8 @@ class Rollout(Record):
     def __str__(self) -> str:
         """Return it in a line; its `repr` has every byte of the result."""
         figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())
-        error = "" if self.error is None else f", {self.error.type}"
+        error = "" if self.error is None else f", {self.error.type}: {self.error.message[:200]}"
+        error = " ".join(error.split())
         return f"<{type(self).__name__} {self.environment[:100]}: {figures}{error}>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
