@@ -465,7 +465,8 @@ async def test_a_tunnel_through_a_proxy(
 
 
 @pytest.mark.parametrize(
-    ("status", "advice", "passes"), [(407, "; .*password", False), (403, "; .*no_proxy", False), (503, "$", True)]
+    ("status", "advice", "passes"),
+    [(407, "; .*password", False), (403, "; .*no_proxy", False), (503, "$", True)],
 )
 async def test_a_proxy_that_refuses(
     status: int, advice: str, passes: bool, client: HTTPClient, monkeypatch: pytest.MonkeyPatch

@@ -253,6 +253,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = CliRunner().invoke(command, [*arguments, "--no-submit", "--", *RUN])
     assert written.output == f"bash {tmp_path / 'x' / 'submit.sh'}\n"
     assert (tmp_path / "x" / "logs").is_dir()
+    with_login = CliRunner().invoke(
+        command, [*arguments, "--no-submit", "--", "mcqa", "-bhttp://me:secret@h/v1"]
+    )
+    assert "array.sbatch holds the user and password" in with_login.output
+    assert "secret" not in with_login.output
     wrong = CliRunner().invoke(command, [*arguments, "--dry-run", "--", "mcqa", "--no-such-option"])
     assert "--no-such-option" in wrong.output
     assert wrong.exit_code == 2

@@ -184,7 +184,9 @@ def test_an_answer_that_was_not_found_is_named_wherever_a_rollout_is_shown(tmp_p
     assert [row["extracted_answer"] for row in rows] == ["none", "A"]
 
 
-def test_what_a_grader_accepts_is_said_if_more_than_a_third_had_no_answer_or_none_is_right(tmp_path: Path) -> None:
+def test_what_a_grader_accepts_is_said_if_more_than_a_third_had_no_answer_or_none_is_right(
+    tmp_path: Path,
+) -> None:
     row = {"environment": "mcqa", "rollouts": 9, "no_answer": 3, "right": 1, "wrong": 5}
     assert [*accepted_answers([row])] == []
     assert [*accepted_answers([{**row, "right": None, "wrong": None}])] == []

@@ -15,6 +15,7 @@ from gymgate.cli.options import OTHER, field_option, parsed
 from gymgate.cli.output import echo, log
 from gymgate.cluster.servers import split_command
 from gymgate.cluster.slurm import SlurmJob, aggregate_script, array_script, is_option, submit_script
+from gymgate.core.addresses import without_login
 from gymgate.core.errors import ConfigError
 from gymgate.core.files import replacing
 from gymgate.gym.runtime.command import CommandError, CommandTimeoutError, run_command
@@ -89,6 +90,8 @@ def command(
         for path, text in scripts.items():
             echo(f"# {path}\n{text}")
         return
+    if without_login(scripts[paths["array"]]) != scripts[paths["array"]]:
+        log(f"warning: {paths['array']} holds the user and password of an address, for all who may read it")
     for path, text in scripts.items():
         with replacing(path) as file:
             file.write(text.encode())

@@ -219,9 +219,11 @@ class HTTPEndpoint(Config):
             return self
         value = os.environ.get(self.api_key_env)
         if not value:
-            raise ConfigError(
-                f"environment variable {self.api_key_env!r} is not set (api_key_env of {self.base_url})"
+            # What is no name may be the key itself.
+            name = (
+                f" {self.api_key_env!r}" if self.api_key_env.isidentifier() else ", to be given by its name,"
             )
+            raise ConfigError(f"environment variable{name} is not set (api_key_env of {self.base_url})")
         return self.model_copy(update={"api_key": SecretStr(value)})
 
 

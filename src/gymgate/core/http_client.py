@@ -415,9 +415,7 @@ class _Connection(asyncio.Protocol):
         if response.status != 200:
             advice = _REFUSED_BY_PROXY.get(response.status)
             reason = f"the proxy {proxy.with_user(None)} refused the connection with status {response.status}"
-            raise UnreachableError(
-                f"{reason}; {advice}" if advice else reason, retryable=advice is None
-            )
+            raise UnreachableError(f"{reason}; {advice}" if advice else reason, retryable=advice is None)
         self._tunnelling = False
 
     def abort(self) -> None:
