@@ -141,7 +141,8 @@ PROVEN: dict[ProbeKind, tuple[str, str]] = {
     ),
     "lenient": (
         "Lenient",
-        "Paid although it is not the right answer alone, but a policy would have to know the right answer to give it.",
+        "Paid although it is not the right answer alone, but a policy would have to know the right answer to give it. Where "
+        "rows share an answer or a part of it, another row's can be paid for that.",
     ),
 }
 """Title and explanation of each kind of flag, in the order of the page."""
@@ -151,8 +152,9 @@ row's right answer or of its recorded one. The file and line are in the release'
 reason (*why*) is our reading of them. It stands only where the command also gives counter-witnesses: answers that would earn
 another reward if it were false. *documented* is where the authors describe the behaviour; what they do not describe may be
 intended, too. Environments with the same grader share a line, which shows the rows of the first; each has its own on its page.
-Each command shows it again, in the first and without a model.
+Each command shows it again, in the first and without a model. Packaged rows count from 0, lines of recordings from 1.
 """
+_ESCAPED = str.maketrans({"<": "&lt;", "[": "\\[", "*": "\\*", "`": "&#96;"})
 SUSPECTED = """\
 Flags for which nobody has read the grader's code yet, or where the code means to pay. Of {read} others, {ours} were our own
 errors, so this lists counts, without environments."""
@@ -681,9 +683,10 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 def text(value: str) -> str:
-    """As one line of a Markdown table or list."""
-    line = " ".join(value.splitlines()).strip().replace("|", "\\|").replace("<", "&lt;")
-    return line.replace("[", "\\[").replace("*", "\\*")
+    """As one line of a Markdown table or list; what stands between two backticks stays code."""
+    line = " ".join(value.splitlines()).strip().replace("|", "\\|")
+    parts = re.split(r"((?<!`)`[^`]+`(?!`))", line)
+    return "".join(part if number % 2 else part.translate(_ESCAPED) for number, part in enumerate(parts))
 
 
 def shortened(words: str, length: int) -> str:

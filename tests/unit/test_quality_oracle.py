@@ -305,7 +305,10 @@ async def test_rewards_by_chance_solve_nothing() -> None:
 async def test_what_the_prompts_ask_for_is_the_form_that_is_paid() -> None:
     """They say `Answer:`, and the environment reads the text of an option, not its letter."""
     asking = row("Which? Say 'Answer: X'.", answer="B", options=[{"A": "one"}, {"B": "two"}])
-    oracle = await measured([asking, asking], lambda row, text: text == "Answer: two")
+    alike = {**asking, "options": [{"A": "three"}, {"B": "two"}]}
+    for_another_agent = {**asking, "agent_ref": {"name": "another"}}  # counts once
+    rows = [asking, for_another_agent, alike]
+    oracle = await measured(rows, lambda row, text: text == "Answer: two")
     assert (oracle.asked_for, oracle.solved) == ("Answer: option", 2)
     assert list(problems(record(oracle))) == []
 

@@ -99,7 +99,8 @@ async def test_equal_answers_alternatives_and_chance_are_no_flags() -> None:
     alternatives = await checked(lists, lambda row, text: honest({"answer": row["answer"][0]}, text))
     assert [*map(str, problems(alternatives))] == []
     coin = random.Random(1)
-    chance = await checked(TOWNS * 3, lambda row, text: coin.random() < 0.5)
+    many = [{**town, "copy": copy} for copy in range(3) for town in TOWNS]
+    chance = await checked(many, lambda row, text: coin.random() < 0.5)
     assert chance.oracle is not None
     assert (flagged(chance), chance.oracle.reason) == (set(), "rewards change")
 

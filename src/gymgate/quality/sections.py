@@ -69,7 +69,7 @@ PROBE_TEXTS: dict[ProbeName, tuple[str, ProbeKind]] = {
     "notation": ("the right number in another notation", "strict"),
     "LaTeX": (r"the right answer in \text{}", "strict"),
     "units": ("the right answer with its unit spaced otherwise", "strict"),
-    "characters": ("the right answer in equal Unicode characters", "strict"),
+    "characters": ("the right answer in other Unicode characters", "strict"),
     "order": ("the right items in another order, where the prompt allows any,", "strict"),
 }
 """What is said, as the subject of a sentence, and what a flag means. An honest grader pays `strict` ones in full, others nothing.
@@ -130,7 +130,8 @@ class FlaggedRow(Config):
         others = {"right": self.right, "recorded": self.recorded}
         beside = (f", its {name} answer {reward:g}" for name, reward in others.items() if reward is not None)
         told = "" if self.expected is None else f" (by the published reason: {self.expected:g})"
-        return f"{self.row}: {self.answer!r} earns {self.reward:g}{''.join(beside)}{told}"
+        said = self.answer if self.answer == PROBE_TEXTS["the prompt"][0] else repr(self.answer)
+        return f"{self.row}: {said} earns {self.reward:g}{''.join(beside)}{told}"
 
 
 class ProbeRewards(Config):

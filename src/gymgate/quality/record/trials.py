@@ -60,7 +60,12 @@ async def _right_answers(context: MeasurementContext) -> tuple[Oracle, list[Subj
     """Return what up to `ROWS` rows pay for their right answer, and those of the rows that pay the same again."""
     if cohort_size(context.config) > 1:
         return Oracle(reason="scored against siblings"), []
-    answers = [(n, answer) for n, row in enumerate(context.rows) if (answer := answer_of(row))]
+    tasks = [_task(row) for row in context.rows]
+    answers = [
+        (n, answer)
+        for n, row in enumerate(context.rows)
+        if (answer := answer_of(row)) and tasks[n] not in tasks[:n]
+    ]
     if not answers:
         return Oracle(reason=_why_unanswered(context)), []
     field = Counter(answer.field for _, answer in answers[:ROWS]).most_common(1)[0][0]
@@ -361,10 +366,15 @@ def _rows(context: MeasurementContext) -> Iterator[Subject]:
     ]
     packaged = [ReplayCase(f"row {number}", row, _empty) for number, row in enumerate(context.rows)]
     for case in (*recorded, *packaged):
-        task = {name: value for name, value in case.row.items() if name != "agent_ref"}
+        task = _task(case.row)
         if task not in seen and len(seen) < ROWS:
             seen.append(task)
             yield Subject(case, _best_answer(case.row, context.recorded))
+
+
+def _task(row: Any) -> Any:
+    """What two rows have in common that differ by the agent they are for: they count once."""
+    return {name: value for name, value in row.items() if name != "agent_ref"}
 
 
 def _empty() -> PolicyCallable:
@@ -398,7 +408,7 @@ async def _prepare(context: MeasurementContext, subject: Subject, full: float) -
     others = {
         str(other.forms[form]): other
         for other in context.trials
-        if form in other.forms and is_other(texts_of(other.forms))
+        if other.forms.get(form) and is_other(texts_of(other.forms))
     }
     if not subject.right:
         subject.other = next((other.forms[form] for other in others.values() if subject.calls), "")
