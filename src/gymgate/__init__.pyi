@@ -13,6 +13,7 @@ from gymgate.core.errors import ConfigError as ConfigError
 from gymgate.core.errors import DataError as DataError
 from gymgate.core.errors import EnvironmentServerError as EnvironmentServerError
 from gymgate.core.errors import GymgateError as GymgateError
+from gymgate.core.errors import JudgeError as JudgeError
 from gymgate.core.errors import MissingExtraError as MissingExtraError
 from gymgate.core.errors import NeedMissingError as NeedMissingError
 from gymgate.core.errors import PolicyError as PolicyError

@@ -58,7 +58,7 @@ async def run_all(stack: Stack, jobs: Sequence[tuple[str, str]], **fields: Any) 
 def assert_failed_by_judge(rollout: Rollout, name: str = "judge_model") -> None:
     assert (rollout.status, rollout.reward) == ("failed", None), rollout.result
     assert rollout.error is not None
-    assert rollout.error.kind == "policy"
+    assert (rollout.error.kind, rollout.error.type, rollout.error.judge) == ("policy", "JudgeError", True)
     assert f"model server '{name}'" in rollout.error.message
 
 

@@ -164,14 +164,14 @@ def test_a_failure_that_counts_as_zero_is_a_result() -> None:
         (EpisodeFailure("x", True), "EnvironmentServerError", "environment"),
         (EpisodeFailure("Episode timed out", False), "RolloutTimeoutError", "timeout"),
         (EpisodeFailure("x", False, "agent_timeout", "agent"), "RolloutTimeoutError", "timeout"),
-        (EpisodeFailure("x", False, "judge_failed", "verification"), "PolicyError", "policy"),
-        (EpisodeFailure("x", True, "judge_unparseable"), "PolicyError", "policy"),
+        (EpisodeFailure("x", False, "judge_failed", "verification"), "JudgeError", "policy"),
+        (EpisodeFailure("x", True, "judge_unparseable"), "JudgeError", "policy"),
     ],
 )
 def test_each_failure_has_a_class_of_ours(failure: EpisodeFailure, name: str, kind: str) -> None:
-    assert type(failure_error(failure, "e")).__name__ == name
     fields = failed_episode_fields(failure, "e")
-    assert (fields["status"], fields["error"]["kind"]) == ("failed", kind)
+    assert (fields["status"], fields["error"]["kind"], fields["error"]["type"]) == ("failed", kind, name)
+    assert fields["error"]["judge"] is (name == "JudgeError")
     assert fields["error"]["terminal"] is failure.terminal
     assert not (failure.terminal and fields["error"]["retryable"])
     assert "'e'" in fields["error"]["message"]

@@ -175,6 +175,13 @@ async def test_a_masked_rollout_counts_for_nothing() -> None:
             {"status": "failed", "error": RolloutError(kind="policy", type="PolicyError", message="a\n b")},
             "[mcqa] policy: a b",
         ),
+        (
+            {
+                "status": "failed",
+                "error": RolloutError(kind="policy", type="JudgeError", message="a", judge=True),
+            },
+            "[mcqa] judge: a",
+        ),
     ],
 )
 def test_why_a_rollout_failed_is_one_line(fields: dict[str, Any], reason: str | None) -> None:

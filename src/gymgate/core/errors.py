@@ -12,7 +12,8 @@
       EnvironmentBusyError(RuntimeError)   an environment server admits no further episode        [infrastructure]
       EnvironmentServerError(RuntimeError) an agent or resources server answered with an error    [environment]
         PolicyNeverAskedError              an agent ended a rollout before its first model call
-      PolicyError(RuntimeError)            a policy's or judge's endpoint failed                  [policy]
+      PolicyError(RuntimeError)            a policy's endpoint failed                             [policy]
+        JudgeError                         that of a judge or another model server failed
         UnknownConversationError           the recorded rollouts have no answer for this conversation
         DivergedError                      a rescored rollout did not go as it was recorded
       TokenDataError(ValueError)           token ids, masks or logprobs are invalid or contradict one another
@@ -164,7 +165,7 @@ class PolicyNeverAskedError(EnvironmentServerError):
 
 
 class PolicyError(GymgateError, RuntimeError):
-    """A policy's or judge's endpoint failed.
+    """A policy's endpoint failed.
 
     `status_code` is the HTTP status it answered with, `None` without an answer; `retry_after_s` are the seconds that it
     asked to wait (`Retry-After`); `code` and `param` are those of its error body. `code` is `context_length_exceeded` for every
@@ -177,6 +178,10 @@ class PolicyError(GymgateError, RuntimeError):
     retry_after_s: float | None
     code: str | None
     param: str | None
+
+
+class JudgeError(PolicyError):
+    """The endpoint of a judge, or of another model server than the policy's, failed."""
 
 
 class UnknownConversationError(PolicyError):

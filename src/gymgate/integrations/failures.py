@@ -14,5 +14,7 @@ def failure_of(rollout: Rollout) -> str | None:
     if outcome_of(rollout).reason != "failed":
         return None
     error = rollout.error
-    reason = "gave no result" if error is None else f"{error.kind}: {error.message}"
+    reason = (
+        "gave no result" if error is None else f"{'judge' if error.judge else error.kind}: {error.message}"
+    )
     return " ".join(f"[{rollout.environment}] {reason}".split())

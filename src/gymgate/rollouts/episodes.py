@@ -80,7 +80,7 @@ def failure_error(failure: EpisodeFailure, server: str) -> GymgateError:
 
 def failed_episode_fields(failure: EpisodeFailure, server: str) -> dict[str, Any]:
     """Return the fields of a rollout whose environment server reports a failure, with what its agent had answered."""
-    fields = error_fields(failure_error(failure, server))
+    fields = error_fields(failure_error(failure, server), judge=failure.kind in JUDGE_KINDS)
     if failure.terminal:
         fields["error"] |= {"terminal": True, "retryable": False}
     return fields | partial_fields(failure)

@@ -13,6 +13,7 @@ from gymgate.core.errors import (
     EnvironmentServerError,
     ErrorKind,
     GymgateError,
+    JudgeError,
     PolicyError,
     RolloutTimeoutError,
 )
@@ -171,21 +172,22 @@ def is_incomplete(response: Any) -> bool:
     return response.get("status") == "incomplete" and not ended_itself
 
 
-def error_fields(error: GymgateError) -> dict[str, Any]:
+def error_fields(error: GymgateError, *, judge: bool = False) -> dict[str, Any]:
     """Return status and error of a rollout that has no result."""
-    return {"status": "failed", "error": rollout_error(error).model_dump()}
+    return {"status": "failed", "error": rollout_error(error, judge=judge).model_dump()}
 
 
-def rollout_error(error: GymgateError) -> RolloutError:
-    """Return what a rollout's record says about the error that it failed with."""
+def rollout_error(error: GymgateError, *, judge: bool = False) -> RolloutError:
+    """Return what a rollout's record says about the error that it failed with; `judge`: of another endpoint than the policy's."""
     kind: ErrorKind = next((kind for cls, kind in _KINDS if isinstance(error, cls)), "infrastructure")
     return RolloutError.model_construct(
         kind=kind,
         message=error.message,
-        type=type(error).__name__,
+        type=(JudgeError if judge and type(error) is PolicyError else type(error)).__name__,
         server=getattr(error, "server", None) or getattr(error, "endpoint", None),
         status_code=getattr(error, "status_code", None),
         retryable=bool(getattr(error, "retryable", None) or kind in ("infrastructure", "timeout")),
+        judge=judge,
     )
 
 

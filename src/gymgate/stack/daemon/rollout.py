@@ -169,8 +169,7 @@ class RolloutRun:
         }
 
     def _fail(self, error: GymgateError, *, judge: bool = False) -> None:
-        self.fields = results.error_fields(error)
-        self.fields["error"]["judge"] = judge
+        self.fields = results.error_fields(error, judge=judge)
 
     def _awaited(self) -> str:
         """Return what it waits for: the answer to a model call, if one is under way."""
