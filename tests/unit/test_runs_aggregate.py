@@ -203,6 +203,12 @@ def test_graded_rewards_have_a_mean_over_rollouts_and_an_interval_beyond_1(tmp_p
     assert row["pass@1_ci95_low"] < 3 < 7 < row["pass@1_ci95_high"]
 
 
+def test_the_interval_of_shares_ends_at_0_and_1(tmp_path: Path) -> None:
+    """Of rewards like 0.5, too, as that of a comparison."""
+    [row] = summary_rows(read_runs([write_run(tmp_path / "run", [line(0, 0, 0.5), line(1, 0, 0.9)])]).tasks)
+    assert (row["pass@1_ci95_low"], row["pass@1_ci95_high"]) == (0.0, 1.0)
+
+
 def test_the_first_rollouts_of_a_task_are_those_of_its_first_seed(tmp_path: Path) -> None:
     """In whatever order they ended."""
     rewards = {(0, 0): 0.1, (0, 1): 0.9, (1, 0): 0.2, (1, 1): 0.3}

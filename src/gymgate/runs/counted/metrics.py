@@ -113,8 +113,10 @@ def _summary(
     means = [math.fsum(rewards) / len(rewards) for rewards in scored]
     runs = st.run_means(scored)
     mean, error = st.mean(means), st.standard_error(means)
-    bounds = (0.0, 1.0) if st.is_binary(every) else (-math.inf, math.inf)
-    low, high = st.confidence_interval(mean, error, len(means), bounds)
+    is_cut = all(0 <= reward <= 1 for reward in every) and (error is not None or st.is_binary(every))
+    low, high = st.confidence_interval(
+        mean, error, len(means), (0.0, 1.0) if is_cut else (-math.inf, math.inf)
+    )
     account = Account.of(tasks, collected)
     row: dict[str, Any] = {
         "environment": name,
