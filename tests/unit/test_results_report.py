@@ -307,7 +307,7 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
 def test_a_report_says_what_checks_a_server_and_that_a_judge_failed(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     lines = [orjson.loads(line) for line in (run / "rollouts.jsonl").read_bytes().splitlines()]
-    kept = [line for line in lines if line["task"]]
+    kept = [line for line in lines if line["task"] and (line["task"], line["repeat"]) != (1, 3)]
     (run / "rollouts.jsonl").write_text("".join(f"{_json(line)}\n" for line in kept))
     errors = (
         {"kind": "environment", "type": "EnvironmentServerError", "message": "KeyError"},
@@ -322,8 +322,14 @@ def test_a_report_says_what_checks_a_server_and_that_a_judge_failed(tmp_path: Pa
     environments, _, _, failed, *_ = tables_of(tmp_path / "r.html")
     assert (environments[0]["tasks"], environments[0]["scored tasks"]) == (3, 2)
     assert [line["class"] for line in failed] == ["environment", "judge"]
+    assert "pass@3" in environments[0], "a task has three scored rollouts"
+    assert any("k = 3" in note for note in parts_of(tmp_path / "r.html", "note"))
     [note] = [note for note in parts_of(tmp_path / "r.html", "note") if "gymgate check" in note]
     assert note.endswith(": hello")
+    (run / "rollouts.jsonl").write_text("")
+    write_report([run], tmp_path / "r.html")
+    charts = [kind for kind in ("histogram", "shares", "curve") if parts_of(tmp_path / "r.html", kind)]
+    assert not charts, "a run without a score has nothing to draw"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -607,7 +613,6 @@ def test_where_the_time_goes() -> None:
 
 
 def test_charts_of_little() -> None:
-    assert page.histogram("t", [])["histogram"]["bars"] == []
     assert page.histogram("t", [0.25, 0.25])["histogram"] == {
         "title": "t",
         "bars": [[0.25, 0.25, 2]],

@@ -77,7 +77,7 @@ const short = value => Number.isInteger(value) && Math.abs(value) < 1e6 ? String
   : Math.abs(value) >= 1000 && Math.abs(value) < 1e6 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
 const chart = (title, shapes) => {
   const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
-  svg.append(...shapes.length ? shapes : [shape("text", { x: 10, y: 40 }, "no values")]);
+  svg.append(...shapes);
   return element("figure", {}, element("figcaption", {}, title), svg);
 };
 const label = (x, y, anchor, text) => shape("text", { x, y, "text-anchor": anchor }, text);
@@ -88,7 +88,6 @@ const axes = (across, up, marks, low, high) => [
   label((LEFT + WIDTH) / 2, HEIGHT - 6, "middle", across), label(2, 12, "start", up),
 ];
 function histogram({ title, bars, count, mean }) {
-  if (!bars.length) return chart(title, []);
   const step = (WIDTH - LEFT) / bars.length, most = Math.max(...bars.map(bar => bar[2])), middle = place => LEFT + (place + .5) * step;
   const shapes = bars.map(([from, to, number], place) => {
     const height = number && Math.max(2, TALL * number / most), width = Math.min(step, 80);
@@ -104,7 +103,6 @@ function histogram({ title, bars, count, mean }) {
 }
 function shares({ title, unit, parts }) {
   const total = parts.reduce((sum, [, value]) => sum + value, 0);
-  if (!total) return chart(title, []);
   let x = 10;
   return chart(title, parts.flatMap(([name, value], place) => {
     const width = (WIDTH - 20) * value / total, colour = `c${place % 6}`, y = 62 + 20 * place;
@@ -117,7 +115,6 @@ function shares({ title, unit, parts }) {
   }));
 }
 function curve({ title, points }) {
-  if (!points.length) return chart(title, []);
   let low = 0, high = 1;  // not by Math.min(...): a call takes no more than some hundred thousand arguments
   for (const [, least, most] of points) [low, high] = [Math.min(low, least), Math.max(high, most)];
   const line = column => points.map((point, place) =>

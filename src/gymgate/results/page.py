@@ -178,8 +178,6 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), fold: 
 
 def histogram(title: str, values: Sequence[float]) -> Part:
     """How many values fall into each range; a bar for each whole number where there are only few of those."""
-    if not values:
-        return {"histogram": {"title": title, "bars": []}}
     low, high = min(values), max(values)
     whole = high - low <= BINS and all(value == int(value) for value in values)
     count = int(high - low) + 1 if whole else BINS if high > low else 1

@@ -98,6 +98,9 @@ def report_parts(
     yield {"heading": "Environments"}
     yield table(summary, _scores_first(in_view(summary)))
     yield from ({"account": row["account"]} for row in summary[-1:] if len(summary) > 1)
+    most = max((len(task.scores) + task.failed for task in collected.tasks.values()), default=0)
+    if summary and 0 < (k := summary[-1]["max_k"]) < most:
+        yield {"note": f"pass@k ends at k = {k}: a task has no more scored rollouts than that, of {most}"}
     yield table(summary, fold="All metrics")
     yield {"heading": "Rollouts"}
     rewards = [
@@ -106,8 +109,10 @@ def report_parts(
     for title, values in {**data.charts, REWARD: [*chain.from_iterable(rewards)]}.items():
         if values and min(values) < max(values):  # one value says nothing that the table does not
             yield histogram(title, values)
-    yield shares("What rollouts spend their time on", data.times, "s")
-    yield curve("Mean reward of each task, lowest first, with its range", rewards)
+    if any(data.times.values()):
+        yield shares("What rollouts spend their time on", data.times, "s")
+    if rewards:
+        yield curve("Mean reward of each task, lowest first, with its range", rewards)
     usages = [dataclasses.asdict(usage) for usage in collected.usage.rows(prices)]
     yield table(usages, [name for name in TOKEN_COLUMNS if name != "cost" or prices])
     if data.failures:
