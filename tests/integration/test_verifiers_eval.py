@@ -131,6 +131,8 @@ async def test_vf_eval_runs_the_plugin_by_itself(tmp_path: Path, policy: Scripte
     assert len(found) == 4
     assert len({trace["task"]["key"] for trace in found}) == 2
     assert all(trace["info"]["nemo_gym"]["environment"] == "workplace_assistant" for trace in found)
+    said = (tmp_path / "outputs" / "vf" / "logs" / "latest" / "eval.log").read_text()
+    assert "ran now: 4 rollouts: " in said
 
 
 async def test_a_toml_file_blends_environments_in_one_stack(tmp_path: Path) -> None:

@@ -313,6 +313,7 @@ def test_what_came_of_the_rollouts() -> None:
     ]
     again = [{"type": "SandboxError", "message": "tried again"}] * 2
     episodes[0] = episodes[0].model_copy(update={"ok": True, "errors": again})
+    episodes[2] = episodes[2].model_copy(update={"errors": again})
     tasks, rates = metrics_of(episodes, since=50)
     metrics = tasks.counts
     assert (metrics.rollouts, metrics.failed, metrics.scored, metrics.reward_sum) == (7, 1, 3, 1.5)

@@ -1,4 +1,4 @@
-"""verifiers' eval with its own parser, directory and results; and its episodes counted as gymgate counts rollouts."""
+"""verifiers' eval with its own parser, directory and results; and the metrics of its episodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import math
 import shutil
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from verifiers.v1.cli.output import create_attempt_log_dir, output_path, write_c
 from verifiers.v1.cli.resolve import narrow_config, plugin_errors, with_positional_taskset
 from verifiers.v1.configs.cli.eval import EvalConfig
 from verifiers.v1.episode import Episode
-from verifiers.v1.trace import Timing, Trace
+from verifiers.v1.trace import Timing
 from verifiers.v1.utils.interrupt import install_interrupt
 from verifiers.v1.utils.logging import setup_logging
 from verifiers.v1.utils.trace_store import TRACES_FILE
@@ -30,11 +30,9 @@ from gymgate.core.config import validation_message
 from gymgate.core.errors import ConfigError
 from gymgate.gym.runtime.command import Progress
 from gymgate.integrations.verifiers import PLUGIN_ID
-from gymgate.integrations.verifiers.taskset import INFO_KEY, NeMoGymConfig
+from gymgate.integrations.verifiers.taskset import NeMoGymConfig, add_episode
 from gymgate.runs.counted.metrics import summary_rows
 from gymgate.runs.counted.tasks import CollectedTasks
-from gymgate.runs.stored.attempts import Attempt, StoredError
-from gymgate.runs.stored.score import score_of
 
 PROGRESS_S = 10.0
 TASKSET_CLIENT = {"api_key_var": "OPENAI_API_KEY"}
@@ -203,42 +201,9 @@ def metrics_of(
 ) -> tuple[CollectedTasks, dict[str, Rate]]:
     """Return the tasks, and the rate of each environment's rollouts that began after `since`."""
     tasks, rates = CollectedTasks(), defaultdict[str, Rate](Rate)
-    repeats: Counter[tuple[str, str]] = Counter()
     for episode in episodes:
-        data = episode.task.data.model_dump(mode="json", include={"id", "idx", "name", "gym"})
-        name = (data.get("gym") or {}).get("environment") or episode.env.id or "?"
-        row_key = str(data.get("id") or data.get("idx"))
-        line = str(data.get("name")).rpartition(":")[2]  # a task's name is ENVIRONMENT:LINE
-        # Earlier errors are of attempts that were made again.
-        for error in () if episode.ok else episode.errors[-1:]:
-            tasks.counts.add_cause(f"{error.type}: {error.message}")
-        traces: list[Trace[Any] | None] = [*episode.traces]
-        for trace in traces or [None]:
-            rollout: dict[str, Any] = {"status": "failed"} if trace is None else _rollout(trace)
-            repeat = repeats[name, row_key]
-            repeats[name, row_key] += 1
-            rollout |= {"line": int(line) if line.isdecimal() else 0}
-            attempt = Attempt.model_construct(environment=name, row_key=row_key, repeat=repeat, **rollout)
-            tasks.add(score_of(attempt))
-            if trace is not None and trace.timing.start > since:
+        name = add_episode(tasks, episode)
+        for trace in episode.traces:
+            if trace.timing.start > since:
                 rates[name].add(trace.timing)
     return tasks, rates
-
-
-def _rollout(trace: Trace[Any]) -> dict[str, Any]:
-    """Return status and reward of a trace, as a line of a run has them; parts of a reward have weight 0."""
-    rollout = (trace.info.get(INFO_KEY) or {"status": "completed"}) if trace.ok else {"status": "failed"}
-    if rollout.get("status") == "failed":
-        last = trace.errors[-1] if trace.errors else None
-        known = (trace.info.get(INFO_KEY) or {}).get("error") or {}
-        kinds = {name: known[name] for name in ("kind", "judge") if name in known}
-        error = last and StoredError.model_construct(type=last.type, message=last.message, **kinds)
-        return {"status": "failed", "error": error}
-    weighted = [reward.value for reward in trace.rewards.values() if reward and reward.weight]
-    return {
-        "status": rollout.get("status"),
-        "limit": rollout.get("limit"),
-        "answer_found": rollout.get("answer_found"),
-        "result": rollout.get("result"),
-        "reward": math.fsum(weighted) if weighted else None,
-    }

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import verifiers.v1 as vf
 from pydantic import SecretStr, ValidationError
 from verifiers.v1.configs.client import resolve_api_key, resolve_headers
+from verifiers.v1.env import RunSlot
 from verifiers.v1.runtimes import Runtime
 
 from gymgate.core.config import HTTPEndpoint, StackConfig, validation_message
@@ -16,8 +17,17 @@ from gymgate.integrations import stacks
 from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT
 from gymgate.integrations.failures import RolloutFailed, failure_of
 from gymgate.integrations.verifiers import PLUGIN_ID
-from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymConfig, NeMoGymData, log, store_result
+from gymgate.integrations.verifiers.taskset import (
+    GymRun,
+    NeMoGymConfig,
+    NeMoGymData,
+    add_episode,
+    log,
+    store_result,
+)
 from gymgate.rollouts.row import input_items
+from gymgate.runs.counted.account import Account
+from gymgate.runs.counted.tasks import CollectedTasks
 
 
 class NeMoGymHarnessConfig(vf.HarnessConfig):
@@ -79,9 +89,11 @@ class NeMoGymEnvConfig(vf.SingleAgentEnvConfig):
 
 
 class NeMoGymEnv(vf.SingleAgentEnv, vf.Env[NeMoGymEnvConfig]):
-    """One NeMo Gym agent per task. The stack is up before the first rollout and stops after the last."""
+    """One NeMo Gym agent per task. The stack is up before the first rollout and stops after the last; then an eval's log says
+    what its score is made of."""
 
     _held: StackConfig | None = None
+    _tasks: CollectedTasks | None = None
 
     async def start(self) -> None:
         """Start the stack, or join one that is up; raises the stack's error, one line, if that fails."""
@@ -91,9 +103,20 @@ class NeMoGymEnv(vf.SingleAgentEnv, vf.Env[NeMoGymEnvConfig]):
         self._held = config.run_spec().stack
         await stacks.hold(self._held, log)
 
+    async def run_slot(self, slot: RunSlot, ctx: vf.ModelContext, *args: Any, **options: Any) -> Any:
+        """Run an episode, and count it if it is of an eval."""
+        episode = await super().run_slot(slot, ctx, *args, **options)
+        if ctx.client.type != "train":
+            self._tasks = self._tasks or CollectedTasks()
+            add_episode(self._tasks, episode)
+        return episode
+
     async def stop(self) -> None:
         """Release the lease, also after a start that failed or was cancelled."""
         held, self._held = self._held, None
+        tasks, self._tasks = self._tasks, None
+        if tasks is not None:
+            log(f"ran now: {Account.of(tasks.tasks.values(), tasks)}")
         if held is not None:
             await stacks.release(held)
 

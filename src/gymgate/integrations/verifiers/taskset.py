@@ -1,8 +1,9 @@
-"""Rows of NeMo Gym environments as verifiers tasks: read lazily, scored by NeMo Gym."""
+"""Rows of NeMo Gym environments as verifiers tasks: read lazily, scored by NeMo Gym, counted as gymgate counts rollouts."""
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any, Literal, Self
@@ -10,6 +11,7 @@ from typing import Any, Literal, Self
 import verifiers.v1 as vf
 from pydantic import BaseModel, ConfigDict
 from verifiers.v1.dialects import ChatDialect, ResponsesDialect
+from verifiers.v1.episode import Episode
 
 from gymgate.core.config import POLICY, RolloutLimits, StackConfig
 from gymgate.core.errors import GymgateError, printable
@@ -18,6 +20,9 @@ from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.eval_rows import eval_rows, json_safe
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.rollouts import ModelCall, Rollout, Row, outcome_of
+from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.stored.attempts import Attempt, StoredError
+from gymgate.runs.stored.score import score_of
 
 INFO_KEY = "nemo_gym"
 REWARD = "reward"
@@ -126,6 +131,42 @@ def store_result(trace: vf.Trace[Any], rollout: Rollout) -> None:
     if not outcome_of(rollout, score_truncated=True).trained:  # verifiers' trainers decide on truncated ones
         trace.agent.trainable = False
     trace.extra_usage.extend(judge_usage(rollout))
+
+
+def add_episode(tasks: CollectedTasks, episode: Episode[Any, Any, Any]) -> str:
+    """Count an episode as gymgate counts rollouts; return its environment."""
+    data = episode.task.data.model_dump(mode="json", include={"id", "idx", "name", "gym"})
+    name = (data.get("gym") or {}).get("environment") or episode.env.id or "?"
+    row_key = str(data.get("id") or data.get("idx"))
+    line = str(data.get("name")).rpartition(":")[2]  # a task's name is ENVIRONMENT:LINE
+    # Other errors of the episode are those of attempts that were made again.
+    for error in episode.errors[-1:] if not episode.ok and all(trace.ok for trace in episode.traces) else ():
+        tasks.counts.add_cause(f"{error.type}: {error.message}")
+    traces: list[vf.Trace[Any] | None] = [*episode.traces]
+    for trace in traces or [None]:
+        rollout: dict[str, Any] = {"status": "failed"} if trace is None else _rollout(trace)
+        rollout |= {"line": int(line) if line.isdecimal() else 0, "repeat": tasks.counts.rollouts}
+        tasks.add(score_of(Attempt.model_construct(environment=name, row_key=row_key, **rollout)))
+    return name
+
+
+def _rollout(trace: vf.Trace[Any]) -> dict[str, Any]:
+    """Return status and reward of a trace, as a line of a run has them; parts of a reward have weight 0."""
+    rollout = (trace.info.get(INFO_KEY) or {"status": "completed"}) if trace.ok else {"status": "failed"}
+    if rollout.get("status") == "failed":
+        last = trace.errors[-1] if trace.errors else None
+        known = (trace.info.get(INFO_KEY) or {}).get("error") or {}
+        kinds = {name: known[name] for name in ("kind", "judge") if name in known}
+        error = last and StoredError.model_construct(type=last.type, message=last.message, **kinds)
+        return {"status": "failed", "error": error}
+    weighted = [reward.value for reward in trace.rewards.values() if reward and reward.weight]
+    return {
+        "status": rollout.get("status"),
+        "limit": rollout.get("limit"),
+        "answer_found": rollout.get("answer_found"),
+        "result": rollout.get("result"),
+        "reward": math.fsum(weighted) if weighted else None,
+    }
 
 
 def judge_usage(rollout: Rollout) -> list[vf.Usage]:
