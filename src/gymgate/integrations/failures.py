@@ -14,7 +14,5 @@ def failure_of(rollout: Rollout) -> str | None:
     if outcome_of(rollout).reason != "failed":
         return None
     error = rollout.error
-    reason = (
-        "gave no result" if error is None else f"{'judge' if error.judge else error.kind}: {error.message}"
-    )
-    return " ".join(f"[{rollout.environment}] {reason}".split())
+    why = "gave no result" if error is None else f"{'judge' if error.judge else error.kind}: {error.message}"
+    return " ".join(f"[{rollout.environment}] {why}".split())

@@ -160,13 +160,8 @@ def _rollout(trace: vf.Trace[Any]) -> dict[str, Any]:
         error = last and StoredError.model_construct(type=last.type, message=last.message, **kinds)
         return {"status": "failed", "error": error}
     weighted = [reward.value for reward in trace.rewards.values() if reward and reward.weight]
-    return {
-        "status": rollout.get("status"),
-        "limit": rollout.get("limit"),
-        "answer_found": rollout.get("answer_found"),
-        "result": rollout.get("result"),
-        "reward": math.fsum(weighted) if weighted else None,
-    }
+    fields = {name: rollout.get(name) for name in ("status", "limit", "answer_found", "result")}
+    return {**fields, "reward": math.fsum(weighted) if weighted else None}
 
 
 def judge_usage(rollout: Rollout) -> list[vf.Usage]:

@@ -114,9 +114,8 @@ def _summary(
     runs = st.run_means(scored)
     mean, error = st.mean(means), st.standard_error(means)
     is_cut = all(0 <= reward <= 1 for reward in every) and (error is not None or st.is_binary(every))
-    low, high = st.confidence_interval(
-        mean, error, len(means), (0.0, 1.0) if is_cut else (-math.inf, math.inf)
-    )
+    bounds = (0.0, 1.0) if is_cut else (-math.inf, math.inf)
+    low, high = st.confidence_interval(mean, error, len(means), bounds)
     account = Account.of(tasks, collected)
     row: dict[str, Any] = {
         "environment": name,
