@@ -108,6 +108,17 @@ def test_tasks_that_failed_in_every_repeat_are_named_with_their_cause(tmp_path: 
     ]
 
 
+def test_timeouts_that_differ_in_what_was_measured_have_one_cause(tmp_path: Path) -> None:
+    said = ("its 1 call in 0.1 s", "its 2 calls in 4.0 s")
+    lost = [
+        failure(1, repeat, "timeout", type="T", message=f"the policy answered {calls}; 'x' did not end")
+        for repeat, calls in enumerate(said)
+    ]
+    table = read_runs([write_run(tmp_path, [line(0, 0, 1.0)], failures=lost)])
+    [note] = notes_on(table.tasks)
+    assert note == "2 x T: the policy answered its calls; 'x' did not end; in every repeat of mcqa:2"
+
+
 def test_a_mean_with_failures_has_bounds(tmp_path: Path) -> None:
     run = write_run(tmp_path, [line(0, 0, 1.0), line(1, 0, 0.0)], failures=[failure(2, 0), failure(3, 0)])
     done = CliRunner().invoke(cli, ["aggregate", str(run)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ NOT_SCORED: tuple[Reason, ...] = ("failed", "masked", "unscored", "truncated", "
 """Outcomes with a column each where there are any; of these only truncated and overflowed rollouts are in the mean."""
 _MOST_CAUSES = 1000
 """Distinct messages that are counted; later ones count as one."""
+_MEASURED = re.compile(r"(?<=the policy answered its) \d+ calls? in [\d.]+ s")
+"""Left out of messages: timeouts of one cause differ in it."""
 
 
 @dataclass
@@ -38,7 +41,7 @@ class RolloutCounts:
 
     def add_cause(self, text: str) -> str:
         """Count why a rollout failed or was masked; return it as it is counted."""
-        line = shortened(text)
+        line = shortened(_MEASURED.sub(" calls", text))
         if line not in self.causes and len(self.causes) >= _MOST_CAUSES:
             line = "other causes"
         self.causes[line] += 1
