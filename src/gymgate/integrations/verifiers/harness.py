@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import verifiers.v1 as vf
 from pydantic import SecretStr, ValidationError
 from verifiers.v1.configs.client import resolve_api_key, resolve_headers
-from verifiers.v1.env import RunSlot
 from verifiers.v1.runtimes import Runtime
 
 from gymgate.core.config import HTTPEndpoint, StackConfig, validation_message
@@ -103,7 +102,7 @@ class NeMoGymEnv(vf.SingleAgentEnv, vf.Env[NeMoGymEnvConfig]):
         self._held = config.run_spec().stack
         await stacks.hold(self._held, log)
 
-    async def run_slot(self, slot: RunSlot, ctx: vf.ModelContext, *args: Any, **options: Any) -> Any:
+    async def run_slot(self, slot: Any, ctx: vf.ModelContext, *args: Any, **options: Any) -> Any:
         """Run an episode, and count it if it is of an eval."""
         episode = await super().run_slot(slot, ctx, *args, **options)
         if ctx.client.type != "train":
