@@ -96,7 +96,7 @@ def test_a_key_is_read_from_its_variable_unless_it_is_given(monkeypatch: pytest.
     with pytest.raises(ConfigError, match="'SOME_KEY'"):
         endpoint.resolved()
     assert given.resolved() == given
-    with pytest.raises(ConfigError, match=r"name.*http") as no_name:
+    with pytest.raises(ConfigError, match=r"http.* not the name") as no_name:
         HTTPEndpoint(base_url="http://h/v1", api_key_env="sk-secret").resolved()
     assert "secret" not in str(no_name.value)
 

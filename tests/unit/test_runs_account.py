@@ -211,6 +211,20 @@ def test_what_a_grader_accepts_is_said_if_more_than_a_third_had_no_answer_or_non
     assert "accepts" in (run / "report.html").read_text()
 
 
+def test_zeros_for_a_box_that_the_library_did_not_read_are_told(tmp_path: Path) -> None:
+    """math_verify reads nothing after its time either, so it may be a right answer."""
+    said = {"output": [{"type": "message", "content": [{"type": "output_text", "text": r"\boxed{7}"}]}]}
+    none_read = {"library_reward": 0.0, "extracted_answer": None, "response": said}
+    results = [none_read, {**none_read, "extracted_answer": "8"}, {**none_read, "response": {"output": []}}]
+    lines = [line(key, 0, 0.0, result=result) for key, result in enumerate(results)]
+    lines.append(line(3, 0, 1.0, result=none_read))  # its judge paid
+    tasks = read_runs([write_run(tmp_path / "run", lines)]).tasks
+    assert str(Account.of(tasks.tasks.values(), tasks)) == (
+        "4 rollouts: 1 right, 3 wrong (1 by a box that math_verify could not read)"
+    )
+    assert [note for note in notes_on(tasks) if note.startswith("mcqa: 1 rewards are 0 since math_verify")]
+
+
 def test_a_field_says_it_only_where_all_of_an_entry_hold() -> None:
     assert answer_found("mcqa", {"extracted_answer": None}) is False
     assert answer_found("mcqa", {"extracted_answer": "A"}) is True

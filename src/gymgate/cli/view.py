@@ -17,6 +17,7 @@ from gymgate.cli.output import echo, log
 from gymgate.results.growing import GrowingReport
 from gymgate.results.view import ReportView
 from gymgate.runs.counted.aggregate import runs_at
+from gymgate.runs.stored.layout import without_run
 
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Variables without which `webbrowser` would open a browser of text in this terminal, or none."""
@@ -36,7 +37,7 @@ def command(run: Path, tasks: int, per_task: int, port: int, no_browser: bool) -
     reaches, and runs until it is interrupted.
     """
     if not runs_at(run):
-        log(f"{run}: no run is there yet; waiting for one")
+        log(f"{without_run(run)}; waiting for one")
     with bound("127.0.0.1", port) as listener:
         url = f"http://{url_address(listener)}/"
 

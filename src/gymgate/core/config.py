@@ -219,11 +219,13 @@ class HTTPEndpoint(Config):
             return self
         value = os.environ.get(self.api_key_env)
         if not value:
-            # What is no name may be the key itself.
-            name = (
-                f" {self.api_key_env!r}" if self.api_key_env.isidentifier() else ", to be given by its name,"
+            if not self.api_key_env.isidentifier():  # it may be the key itself
+                raise ConfigError(
+                    f"api_key_env of {self.base_url} is not the name of an environment variable"
+                )
+            raise ConfigError(
+                f"environment variable {self.api_key_env!r} is not set (api_key_env of {self.base_url})"
             )
-            raise ConfigError(f"environment variable{name} is not set (api_key_env of {self.base_url})")
         return self.model_copy(update={"api_key": SecretStr(value)})
 
 

@@ -61,6 +61,18 @@ def answer_found(server: str | None, result: Mapping[str, Any]) -> bool | None:
     if not all(result[name] in values for name, values in fields.items()):
         return True
     # It extracts nothing after a timeout of its library either, so only an answer without a box says it.
-    if server == "math_with_judge" and rb"\\boxed{" in codec.dumps(result.get("response")):
-        return None
-    return False
+    return None if server == "math_with_judge" and _has_box(result) else False
+
+
+def is_box_unread(result: Mapping[str, Any]) -> bool:
+    """Whether math_verify read nothing in a box, by the result of math_with_judge or a server made of it.
+
+    That is what it says after its 5 seconds, or the server's 10, are up, whatever the box holds.
+    """
+    return (
+        result.get("library_reward") == 0 and result.get("extracted_answer", 0) is None and _has_box(result)
+    )
+
+
+def _has_box(result: Mapping[str, Any]) -> bool:
+    return rb"\\boxed{" in codec.dumps(result.get("response"))

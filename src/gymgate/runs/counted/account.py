@@ -11,7 +11,7 @@ from typing import Any, Literal
 from gymgate.rollouts import Outcome
 from gymgate.runs.counted.counts import RolloutCounts
 from gymgate.runs.counted.tasks import CollectedTasks, Task
-from gymgate.runs.stored.score import NO_ANSWER
+from gymgate.runs.stored.score import NO_ANSWER, UNREAD
 
 Part = Literal["failed", "masked", "unscored", "right", "cut off", "no answer found", "wrong"]
 MOST_VALUES = 4
@@ -27,7 +27,7 @@ def part_of(outcome: Outcome, remark: str | None = None) -> Part:
         return outcome.reason
     if outcome.reward is not None and outcome.reward >= 1:
         return "right"
-    if remark not in (None, NO_ANSWER):  # the model's own failure
+    if remark not in (None, NO_ANSWER, UNREAD):  # the model's own failure
         return "wrong"
     if outcome.reason != "completed":
         return "cut off"
@@ -163,7 +163,9 @@ def notes_on(collected: CollectedTasks) -> Iterator[str]:
         yield f"{collected.not_numbers} rewards are not finite numbers (at most 1e100) and are counted as unscored"
     lost: dict[str, list[Task]] = {}
     beyond: dict[str, float] = {}
+    unread = Counter[str]()
     for task in collected.ordered():
+        unread[task.environment] += sum(score.remark == UNREAD for score in task.scores)
         why = {failure.cause for failure in task.failures.values()}
         if not task.scores and len(why) == 1:
             lost.setdefault(why.pop(), []).append(task)
@@ -172,6 +174,11 @@ def notes_on(collected: CollectedTasks) -> Iterator[str]:
                 beyond.setdefault(task.environment, reward)
     for environment, reward in beyond.items():
         yield f"{environment}: rewards lie beyond 0 and 1 (e.g. {reward:g}), so mean and pass@k are no shares of right answers"
+    for environment, count in (+unread).items():
+        yield (
+            f"{environment}: {count} rewards are 0 since math_verify read nothing in the box, as when its time is up on a busy "
+            "machine; gymgate rescore at a lower -c, or --set ...library_verifier_max_concurrency=2, shows it"
+        )
     causes = collected.counts.causes
     for cause, count in causes.most_common(SHOWN_CAUSES):
         tasks = lost.get(cause, ())

@@ -12,6 +12,7 @@ from gymgate.core.config import POLICY
 from gymgate.rollouts import ModelCall
 from gymgate.rollouts.answers import answer_of
 from gymgate.rollouts.breakdowns import counts_as_zero
+from gymgate.rollouts.no_answer import is_box_unread
 from gymgate.rollouts.outcome import Outcome, number, outcome_of
 from gymgate.rollouts.row import TaskKey
 from gymgate.runs.described.plan import Order
@@ -34,6 +35,7 @@ ANSWER_KEYS = (
 """Fields of a result in which NeMo Gym's environments put the answer; the first that is there is taken."""
 _ANSWERS = frozenset(ANSWER_KEYS)
 NO_ANSWER = "no answer found"
+UNREAD = "a box that math_verify could not read"
 _LONGEST_ANSWER = 64
 _ROUTE = re.compile(r"/ng-rollout/[^/\s]+")
 """Left out of messages: rollouts that differ only in their gateway URL were masked for one reason."""
@@ -66,7 +68,7 @@ class Score(NamedTuple):
     cause: str | None
     """Why it failed or was masked."""
     remark: str | None
-    """`NO_ANSWER`, or the kind of a failure of the model's own, which counts as 0; else `None`."""
+    """`NO_ANSWER`, `UNREAD`, or the kind of a failure of the model's own, which counts as 0; else `None`."""
     failed_kind: str
     """Of a rollout that failed: `judge`, or the kind of its error."""
     input_tokens: int | None
@@ -107,7 +109,14 @@ def score_of(rollout: CollectedRollout | Attempt, answer_key: str | None = None)
         seconds=None if rollout.timing is None else rollout.timing.total_s,
         tokens=usage,
         cause=cause,
-        remark=_own_failure(result) or (NO_ANSWER if rollout.answer_found is False else None),
+        remark=_own_failure(result)
+        or (
+            NO_ANSWER
+            if rollout.answer_found is False
+            else UNREAD
+            if not reward and is_box_unread(result)
+            else None
+        ),
         failed_kind="unknown" if error is None else "judge" if error.judge else error.kind,
         input_tokens=_tokens(calls, usage.get(POLICY), "input_tokens"),
         retries=None if rollout.calls is None else sum(map(_retries, rollout.calls)),
