@@ -36,7 +36,7 @@ def doctor(*arguments: str | Path) -> tuple[int, dict[str, tuple[bool | None, st
 
 def test_a_training_that_can_start(vllm_url: str, model_directory: Path) -> None:
     code, checks = doctor("--trl", "--vllm", vllm_url, "--model", model_directory, LETTERS)
-    assert code == 0, checks
+    assert code == 0, {name: check for name, check in checks.items() if check[0] is False}
     assert "1 calls, 1 training row" in checks["letter_share_simple_agent"][1]
     assert checks["letter_share_simple_agent lengths"][0] is True
     assert checks["two turns"][0] is True
