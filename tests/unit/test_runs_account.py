@@ -15,7 +15,7 @@ from test_runs_aggregate import line, write_run
 from gymgate.cli import cli
 from gymgate.cli.conversations import conversation_text
 from gymgate.cli.metrics_tables import accepted_answers
-from gymgate.rollouts.no_answer import NOTHING_FOUND, answer_found
+from gymgate.rollouts.no_answer import NOTHING_FOUND, answer_found, is_box_unread
 from gymgate.rollouts.outcome import Outcome, outcome_of
 from gymgate.runs.counted.account import Account, notes_on, part_of
 from gymgate.runs.counted.aggregate import read_runs
@@ -30,6 +30,13 @@ def failure(
 ) -> dict[str, Any]:
     described = {"kind": kind, "type": "PolicyError", "message": "gone", **error}
     return {**line(key, repeat, None), "status": "failed", "final": final, "error": described}
+
+
+def saying(text: str, reasoning: str = "") -> dict[str, Any]:
+    """A result in which the model says this."""
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": reasoning}]}
+    said = {"type": "message", "content": [{"type": "output_text", "text": text}]}
+    return {"response": {"output": [thought, said]}}
 
 
 def accounted(
@@ -213,8 +220,7 @@ def test_what_a_grader_accepts_is_said_if_more_than_a_third_had_no_answer_or_non
 
 def test_zeros_for_a_box_that_the_library_did_not_read_are_told(tmp_path: Path) -> None:
     """math_verify reads nothing after its time either, so it may be a right answer."""
-    said = {"output": [{"type": "message", "content": [{"type": "output_text", "text": r"\boxed{7}"}]}]}
-    none_read = {"library_reward": 0.0, "extracted_answer": None, "response": said}
+    none_read = {"library_reward": 0.0, "extracted_answer": None, **saying(r"\boxed{7}")}
     results = [none_read, {**none_read, "extracted_answer": "8"}, {**none_read, "response": {"output": []}}]
     lines = [line(key, 0, 0.0, result=result) for key, result in enumerate(results)]
     lines.append(line(3, 0, 1.0, result=none_read))  # its judge paid
@@ -225,6 +231,33 @@ def test_zeros_for_a_box_that_the_library_did_not_read_are_told(tmp_path: Path) 
     assert [note for note in notes_on(tasks) if note.startswith("mcqa: 1 rewards are 0 since math_verify")]
 
 
+@pytest.mark.parametrize(
+    ("result", "is_unread"),
+    [
+        (saying(r"It is \boxed{\frac{1}{2}}."), True),
+        (saying(r"\boxed{}, no, \boxed{7}"), True),
+        (saying(r"\boxed{7}, no, \boxed{ }"), False),
+        (saying(r"\boxed{\frac{1}{2}"), False),
+        (saying("7", reasoning=r"I am to use \boxed{7}."), False),
+        ({"response": {"output": [], "instructions": r"Use \boxed{}, as \boxed{7}."}}, False),
+        ({**saying(r"\boxed{7}"), "judge_evaluations": [{}]}, False),
+        ({**saying(r"\boxed{7}"), "judge_evaluations": None}, True),
+        ({"response": [r"\boxed{7}"]}, False),
+        ({"response": {"output": [None, {"type": "message", "content": None}]}}, False),
+        ({}, False),
+    ],
+)
+def test_only_a_box_that_the_library_was_given_is_unread(result: dict[str, Any], is_unread: bool) -> None:
+    """A judge's verdict, reasoning, and what is no answer to the server either, are no sign of a library that is slow."""
+    assert is_box_unread({"library_reward": 0.0, "extracted_answer": None, **result}) is is_unread
+
+
+def test_a_box_of_a_masked_rollout_is_no_zero(tmp_path: Path) -> None:
+    unread = {"library_reward": 0.0, "extracted_answer": None, **saying(r"\boxed{7}")}
+    tasks = read_runs([write_run(tmp_path / "run", [line(0, 0, 0.0, status="masked", result=unread)])]).tasks
+    assert not [note for note in notes_on(tasks) if "math_verify" in note]
+
+
 def test_a_field_says_it_only_where_all_of_an_entry_hold() -> None:
     assert answer_found("mcqa", {"extracted_answer": None}) is False
     assert answer_found("mcqa", {"extracted_answer": "A"}) is True
@@ -233,11 +266,8 @@ def test_a_field_says_it_only_where_all_of_an_entry_hold() -> None:
     assert answer_found(None, {"extracted_answer": None}) is None
     inductive = {"extraction_successful": False, "agent_mode": "inductive"}
     assert answer_found("nvarc", inductive) is True
-    unboxed, boxed = (
-        {"extracted_answer": None, "response": {"output": [{"text": text}]}} for text in ("3", r"\boxed{3}")
-    )
-    assert answer_found("math_with_judge", unboxed) is False
-    assert answer_found("math_with_judge", boxed) is None
+    for text, found in {"3": False, r"\boxed{3}": None, r"\boxed{\frac{1}{2}}.": None}.items():
+        assert answer_found("math_with_judge", {"extracted_answer": None, **saying(text)}) is found
     assert not {"simpleqa", "abstention", "reasoning_gym", "hotpotqa_qa"} & NOTHING_FOUND.keys()
 
 

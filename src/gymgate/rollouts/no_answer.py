@@ -8,10 +8,11 @@ and frontierscience_judge take the whole text for the answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
-from gymgate.core import codec
+from gymgate.rollouts.transcript import items_of, text_of
 
 Values = Mapping[str, tuple[Any, ...]]
 """Fields of a result, each with the values that it has where nothing was found."""
@@ -65,14 +66,18 @@ def answer_found(server: str | None, result: Mapping[str, Any]) -> bool | None:
 
 
 def is_box_unread(result: Mapping[str, Any]) -> bool:
-    """Whether math_verify read nothing in a box, by the result of math_with_judge or a server made of it.
+    """Whether math_verify read nothing in a box and no judge was asked, by the result of math_with_judge or a server made of it.
 
     That is what it says after its 5 seconds, or the server's 10, are up, whatever the box holds.
     """
-    return (
-        result.get("library_reward") == 0 and result.get("extracted_answer", 0) is None and _has_box(result)
-    )
+    is_unread = result.get("library_reward") == 0 and result.get("extracted_answer", 0) is None
+    return is_unread and not result.get("judge_evaluations") and _has_box(result)
 
 
 def _has_box(result: Mapping[str, Any]) -> bool:
-    return rb"\\boxed{" in codec.dumps(result.get("response"))
+    """Whether the last box in its messages is closed and not blank: of no other does the server ask math_verify."""
+    said = (text_of(item.get("content")) for item in items_of(result)[1] if item.get("type") == "message")
+    _, box, rest = "".join(said).rpartition(r"\boxed{")
+    depths = accumulate(((char == "{") - (char == "}") for char in rest), initial=1)
+    end = next((place for place, depth in enumerate(depths) if not depth), 0)
+    return bool(box and end and rest[: end - 1].strip())

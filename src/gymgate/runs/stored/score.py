@@ -89,6 +89,7 @@ def score_of(rollout: CollectedRollout | Attempt, answer_key: str | None = None)
     cause = None if error is None else f"{error.type}: {error.message}"
     if error is None and outcome.reason == "masked":
         cause = _why_masked(result)
+    unread = UNREAD if outcome.reward == 0 and is_box_unread(result) else None
     calls = None if rollout.calls is None else rollout.policy_calls
     usage = rollout.usage if isinstance(rollout, Attempt) else None
     if usage is None:
@@ -109,14 +110,7 @@ def score_of(rollout: CollectedRollout | Attempt, answer_key: str | None = None)
         seconds=None if rollout.timing is None else rollout.timing.total_s,
         tokens=usage,
         cause=cause,
-        remark=_own_failure(result)
-        or (
-            NO_ANSWER
-            if rollout.answer_found is False
-            else UNREAD
-            if not reward and is_box_unread(result)
-            else None
-        ),
+        remark=_own_failure(result) or (NO_ANSWER if rollout.answer_found is False else unread),
         failed_kind="unknown" if error is None else "judge" if error.judge else error.kind,
         input_tokens=_tokens(calls, usage.get(POLICY), "input_tokens"),
         retries=None if rollout.calls is None else sum(map(_retries, rollout.calls)),
