@@ -11,6 +11,7 @@ import pytest
 
 from gymgate.quality import CheckResult
 from gymgate.quality.model import Thresholds
+from gymgate.quality.record import trials
 from gymgate.quality.record.findings import problems, right_answer, unmet_thresholds
 from gymgate.quality.record.phrasings import (
     Phrasing,
@@ -311,6 +312,20 @@ async def test_what_the_prompts_ask_for_is_the_form_that_is_paid() -> None:
     oracle = await measured(rows, lambda row, text: text == "Answer: two")
     assert (oracle.asked_for, oracle.solved) == ("Answer: option", 2)
     assert list(problems(record(oracle))) == []
+
+
+async def test_of_a_large_dataset_only_the_first_rows_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compare each of a hundred thousand with all before it takes hours."""
+    looked_at: list[Any] = []
+
+    def counted(row: dict[str, Any]) -> Any:
+        looked_at.append(row)
+        return answer_of(row)
+
+    monkeypatch.setattr(trials, "answer_of", counted)
+    rows = [row(r"Use \boxed{}.", answer=f"town {n}") for n in range(1000)]
+    assert (await measured(rows, strict)).solved == 10
+    assert len(looked_at) < 100
 
 
 async def test_what_one_prompt_asks_for_and_is_paid_is_tried_in_the_other_rows_too() -> None:

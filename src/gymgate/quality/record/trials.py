@@ -61,15 +61,17 @@ async def _right_answers(context: MeasurementContext) -> tuple[Oracle, list[Subj
     if cohort_size(context.config) > 1:
         return Oracle(reason="scored against siblings"), []
     tasks = [_task(row) for row in context.rows]
-    answers = [
+    answered = (
         (n, answer)
         for n, row in enumerate(context.rows)
-        if (answer := answer_of(row)) and tasks[n] not in tasks[:n]
-    ]
+        if (answer := answer_of(row)) and tasks.index(tasks[n]) == n
+    )
+    # Own environments can have a hundred thousand rows: to compare each with all before it would take hours.
+    answers = [*itertools.islice(answered, ROWS)]
     if not answers:
         return Oracle(reason=_why_unanswered(context)), []
-    field = Counter(answer.field for _, answer in answers[:ROWS]).most_common(1)[0][0]
-    subjects = [Subject(ReplayCase(f"row {n}", context.rows[n], _empty)) for n, _ in answers[:ROWS]]
+    field = Counter(answer.field for _, answer in answers).most_common(1)[0][0]
+    subjects = [Subject(ReplayCase(f"row {n}", context.rows[n], _empty)) for n, _ in answers]
     scorer, usual = Scorer(context), _usual(context, subjects)
     await asyncio.gather(
         *(_score_new(scorer, subject, (*subject.requested, *usual, *PHRASINGS)) for subject in subjects)
