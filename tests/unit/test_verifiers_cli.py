@@ -339,6 +339,14 @@ def test_a_broken_environment_is_to_be_checked_and_its_rows_are_named_by_line(
     assert "own:1, own:2" in out
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_a_grader_accepts_is_said_of_nemo_gyms_alone(ours: bool, tmp_path: Path, capsys: Any) -> None:
+    """Another taskset can have the name of a packaged environment, and has another grader."""
+    rows, tasks = closing_rows([_episode("mcqa", 100, rewards={"reward": {"score": 0.0}})], None, since=0)
+    eval_command._print_end(rows, tasks, tmp_path, ours=ours, replayed=False)
+    assert ("accepts" in capsys.readouterr().err) is ours
+
+
 def test_the_closing_table(tmp_path: Path, capsys: Any) -> None:
     """Of a replayed run of which a rollout failed."""
     error = {"type": "ProviderError", "message": "no capacity"}
