@@ -62,12 +62,12 @@ _DEFLATED_AT_ONCE = 16 << 10
 _VANISHED = f"nothing was acknowledged for {VANISHED_S} s"
 _UNASKED = "it sent an answer before it had got the request"
 _IDLE_TOO_LONG = (b"HTTP/1.1 408", b"HTTP/1.0 408")
+"""What load balancers say before they close an idle connection; it answers no request."""
 _REFUSED_BY_PROXY = {
     403: "no_proxy lists the hosts to be reached past it",
     407: "put user and password into its address",
 }
 """What to do about a proxy's status that waiting does not change."""
-"""What load balancers say before they close an idle connection; it answers no request."""
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[^\r\n\0]*")
 _FRAMING = frozenset(
