@@ -50,7 +50,8 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
     ),
     "reward changes": (
         "Rewards that change",
-        "The same answers were scored again: in order, in reverse order, and eight at once.",
+        "The same answers were scored again: in order, in reverse order, and eight at once; a fixed sentence for packaged rows, "
+        "where no recorded answer can be given again. A game that deals anew each time changes, as blackjack says of itself.",
     ),
     "no reward": (
         "No reward where one is due",
@@ -63,7 +64,8 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
     ),
     "failure scored": (
         "Failures that are scored like answers",
-        "The judge, a tool or the policy failed, and the reward does not show it.",
+        "The judge, a tool or the policy failed, and the reward does not show it. That can be an environment's rule: arena's "
+        "README says that failed judge games receive zero, and its win rates leave them out.",
     ),
     "right answer rejected": (
         "Right answers that are rejected",
@@ -91,8 +93,8 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
 
 UNDECIDED = (
     "Recorded rewards, undecided",
-    "An answer's comparison ran into its own timeout, on a machine that did other work at the same time. Whether the reward is "
-    "reproduced on an idle machine was not measured.",
+    "An answer's comparison ran into its own timeout, some on a machine that did other work, too. Two that were timed "
+    "without it took 8 and 11 s of CPU, so that an idle core as fast may not be enough. A faster one was not tried.",
 )
 """Title and explanation of rewards that differ for a cause that may be the machine's."""
 

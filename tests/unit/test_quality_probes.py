@@ -292,17 +292,22 @@ def test_a_row_that_pays_half_for_any_answer_still_shows_what_it_pays_in_full() 
 
 
 def test_a_count_leaves_no_paid_row_out_unsaid() -> None:
-    flags = tuple(FlaggedRow(row=f"row {n}", answer="x", reward=1.0, right=1.0) for n in range(2))
-    rewards = ProbeRewards(rows=3, failed=0, mean=1.0, highest=1.0, above_zero=3, flagged=flags)
+    flags = tuple(FlaggedRow(row=f"row {n}", answer="x", reward=1.0, right=1.0) for n in range(3))
+    rewards = ProbeRewards(rows=4, failed=0, mean=1.0, highest=1.0, above_zero=4, flagged=flags)
     about = {"environment": "e", "kind": "config", "nemo_gym": "0.7.0", "gymgate": "0", "date": "d"}
     probed = Probes(
-        answers={"refusal": rewards, "another row's answer": rewards.model_copy(update={"above_zero": 2})}
+        answers={
+            "another row's answer": rewards,  # a row that pays some of it has no flag
+            "negated": rewards,
+            "refusal": rewards.model_copy(update={"flagged": flags[:2]}),
+        }
     )
     texts = [
         each.text
         for each in findings_module.flagged_probes(CheckResult(**about, verdict="match", probes=probed))
     ]
-    assert ["at least 2 of 3" in text for text in texts] == [True, False]
+    assert ["at least 2 of 4" in text for text in texts] == [False, False, True]
+    assert "at least" not in texts[0] + texts[1].replace("at least half", "")
 
 
 async def test_a_witness_is_the_whole_answer_or_says_that_it_is_cut() -> None:

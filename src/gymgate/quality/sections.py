@@ -74,6 +74,8 @@ PROBE_TEXTS: dict[ProbeName, tuple[str, ProbeKind]] = {
 }
 """What is said, as the subject of a sentence, and what a flag means. An honest grader pays `strict` ones in full, others nothing.
 A list of every option is exploitable where the prompt shows the options."""
+ANY_WRONG: tuple[ProbeName, ...] = ("another row's answer", "wrong answer", "made-up answer")
+"""Probes that give an answer without the right one in it."""
 NO_REWARD = "no rollout gave a reward"
 """Why an answer has no figures although every rollout ended by itself."""
 

@@ -11,6 +11,7 @@ from gymgate.quality.known import known
 from gymgate.quality.model import CheckResult, Thresholds
 from gymgate.quality.sections import (
     ANSWERS,
+    ANY_WRONG,
     CASES,
     NO_REWARD,
     PROBE_TEXTS,
@@ -18,6 +19,7 @@ from gymgate.quality.sections import (
     FlaggedRow,
     ProbeKind,
     ProbeName,
+    ProbeRewards,
     Probes,
 )
 
@@ -334,6 +336,9 @@ def flagged_probes(record: CheckResult) -> Iterator[Finding]:
     """Yield the probes of which rows did not pay what an honest grader pays."""
     if (probes := record.probes) is None:
         return
+    any_wrong = {
+        row for name in ANY_WRONG if name in probes.answers for row in _rows_of(probes.answers[name])
+    }
     for name, rewards in probes.answers.items():
         if name in ANSWERS or not rewards.flagged:
             continue
@@ -342,10 +347,15 @@ def flagged_probes(record: CheckResult) -> Iterator[Finding]:
         is_full = all(flag.reward >= (flag.right or 1.0) for flag in rewards.flagged)
         paid = "the full reward" if is_full else "at least half of the right answer's reward"
         earns = "less than the right answer" if is_strict else paid
-        # Rows that pay a wrong answer as much have no flag, but count as paid.
-        least = "at least " * (not is_strict and rewards.above_zero > len(rewards.flagged))
+        # Rows that pay a wrong answer as much have lost their flag, but count as paid.
+        lost = any_wrong - _rows_of(rewards) if rewards.above_zero > len(rewards.flagged) else ()
+        least = "at least " if lost and not is_strict and name not in ANY_WRONG else ""
         count = f"earns {earns} in {least}{len(rewards.flagged)} of {rewards.rows} rows"
         yield _flag(kind, name, count, probes)
+
+
+def _rows_of(rewards: ProbeRewards) -> set[str]:
+    return {flag.row for flag in rewards.flagged}
 
 
 def row_findings(record: CheckResult) -> Iterator[Finding]:

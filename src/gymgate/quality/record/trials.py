@@ -24,6 +24,7 @@ from gymgate.quality.recordings import RecordedRow, RowData
 from gymgate.quality.reward_trial import cohort_size
 from gymgate.quality.sections import (
     ANSWERS,
+    ANY_WRONG,
     PROBE_TEXTS,
     FlaggedRow,
     Oracle,
@@ -41,7 +42,6 @@ SOLVED_ROWS = 5
 REPEATS = 3
 """Times that the best answer of a row is scored again."""
 SHOWN = 600
-_ANY_WRONG: tuple[ProbeName, ...] = ("another row's answer", "wrong answer", "made-up answer")
 _PROGRAMS = frozenset({
     "patch", "test_patch", "unit_tests", "tests", "test", "test_cases", "sub_steps", "sql", "gt_sql", "gold_sql",
     "formal_statement", "entry_point", "code_template", "schema_str",
@@ -266,11 +266,11 @@ async def measure(context: MeasurementContext) -> Probes:
 
 def without_echoes(answers: Mapping[ProbeName, ProbeRewards]) -> dict[ProbeName, ProbeRewards]:
     """Leave out flags of rows that pay a wrong or made-up answer as much: they say nothing more."""
-    any_wrong = [flag for name in _ANY_WRONG if name in answers for flag in answers[name].flagged]
+    any_wrong = [flag for name in ANY_WRONG if name in answers for flag in answers[name].flagged]
     paid = {flag.row: flag.reward for flag in sorted(any_wrong, key=lambda flag: flag.reward)}
     left: dict[ProbeName, ProbeRewards] = {}
     for name, rewards in answers.items():
-        is_kept = name in (*_ANY_WRONG, *ANSWERS) or PROBE_TEXTS[name][1] == "strict"
+        is_kept = name in (*ANY_WRONG, *ANSWERS) or PROBE_TEXTS[name][1] == "strict"
         flags = [flag for flag in rewards.flagged if is_kept or flag.reward > paid.get(flag.row, -math.inf)]
         left[name] = rewards.model_copy(update={"flagged": tuple(flags)})
     return left
