@@ -65,7 +65,8 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
     "failure scored": (
         "Failures that are scored like answers",
         "The judge, a tool or the policy failed, and the reward does not show it. That can be an environment's rule: arena's "
-        "README says that failed judge games receive zero, and its win rates leave them out.",
+        "README says that failed judge games receive zero, and its win rates leave them out; jailbreak_detection and "
+        "over_refusal_detection say in their code that they keep an older rule.",
     ),
     "right answer rejected": (
         "Right answers that are rejected",
@@ -79,7 +80,10 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
         "Answers that may be wrong",
         "The row's answer is rejected, and the answers of rows that ask for the same are accepted.",
     ),
-    "duplicates": ("Duplicate rows", "Rows of one file that are equal in every field."),
+    "duplicates": (
+        "Duplicate rows",
+        "Rows of one file that are equal in every field. Here they count from 1.",
+    ),
     "answer in prompt": (
         "Prompts that give their answer",
         "The prompt says what the answer is, and that is the row's answer.",
@@ -143,8 +147,8 @@ PROVEN: dict[ProbeKind, tuple[str, str]] = {
     ),
     "lenient": (
         "Lenient",
-        "Paid although it is not the right answer alone, but a policy would have to know the right answer to give it. Where "
-        "rows share an answer or a part of it, another row's can be paid for that.",
+        "Paid although it is not the right answer alone. Most need the right answer, or one that rows share. Where few answers are "
+        "possible, such as yes and no or the nodes of a small graph, naming them all needs none; a wrong answer may hold a right one.",
     ),
 }
 """Title and explanation of each kind of flag, in the order of the page."""
