@@ -147,8 +147,9 @@ PROVEN: dict[ProbeKind, tuple[str, str]] = {
     ),
     "lenient": (
         "Lenient",
-        "Paid although it is not the right answer alone. Most need the right answer, or one that rows share. Where few answers are "
-        "possible, such as yes and no or the nodes of a small graph, naming them all needs none; a wrong answer may hold a right one.",
+        "Paid although it is not the right answer alone. Most need the right answer, or one that rows share. Where few answers "
+        "are possible, e.g. yes and no, or the nodes of a small graph, all of them together need none; a wrong answer may "
+        "hold a right one.",
     ),
 }
 """Title and explanation of each kind of flag, in the order of the page."""
