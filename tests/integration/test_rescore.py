@@ -100,7 +100,7 @@ def test_only_rollouts_whose_judge_failed(tmp_path: Path) -> None:
     settings = ("--set", f"{FAULTY}.fault=judge", "--retries", "0")
     with judge("Paris and Rome", fails_at="Rome") as broken, judge("Paris and Rome") as repaired:
         words = ("run", config, "-o", base, *settings, "--bodies", "--judge", f"a_judge=m@{broken}")
-        assert "1 x PolicyError" in command(*words, code=1).stderr
+        assert "1 x JudgeError" in command(*words, code=1).stderr
         words = ("rescore", base, "-o", again, "--judge-failed", "--json", "--judge", f"a_judge=m@{repaired}")
         summary = read_output("rescore", command(*words, "--env", config, *settings[:2]).stdout)
         assert (summary["total"], summary["finished"], summary["failed"]) == (1, 1, 0)
