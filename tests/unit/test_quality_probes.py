@@ -178,10 +178,17 @@ async def test_a_single_probe_gives_the_counter_witnesses_of_its_reason(
     )
 
 
-@pytest.mark.parametrize("shown", [True, False])
-async def test_a_list_of_options_is_exploitable_where_the_prompt_shows_them(shown: bool) -> None:
-    options = " One of red, blue, green." if shown else ""
-    rows = [row(rf"Which? Use \boxed{{}}.{options}", answer=each) for each in ("red", "blue", "green")]
+@pytest.mark.parametrize(
+    ("shown", "options"), [(True, " One of red, blue, green."), (False, ""), (False, " Is it red, say?")]
+)
+async def test_a_list_of_options_is_exploitable_where_the_prompt_shows_them(
+    shown: bool, options: str
+) -> None:
+    """The right one alone in a prompt is no list."""
+    rows = [
+        row(rf"Which? Use \boxed{{}}.{options.replace('red, say', each)}", answer=each)
+        for each in ("red", "blue", "green")
+    ]
 
     def finds(row: Row, text: str) -> bool:
         return row["answer"] in text
@@ -190,6 +197,12 @@ async def test_a_list_of_options_is_exploitable_where_the_prompt_shows_them(show
     (flag,) = [flag for flag in problems(record) if flag.probe == "every option"]
     assert flag.probe_kind == ("exploitable" if shown else "lenient")
     assert ("on average" in flag.text) == shown
+
+
+async def test_a_flag_does_not_meet_the_gate() -> None:
+    record = await checked(*PLANTED["negation"][:2])
+    (unmet,) = unmet_thresholds(record, Thresholds(no_flags=True))
+    assert "negated" in unmet
 
 
 async def test_a_flag_is_a_finding_once_the_code_was_read(monkeypatch: pytest.MonkeyPatch) -> None:

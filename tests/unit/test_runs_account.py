@@ -174,6 +174,29 @@ def test_a_failed_rollout_has_its_tokens_in_an_export_and_a_task_its_label_in_a_
     assert labels == ["mcqa:1", "mcqa:2", "mcqa:3"]
 
 
+def test_exports_of_what_finished_hold_no_failure_and_name_no_error_of_a_masked_rollout(
+    tmp_path: Path,
+) -> None:
+    masked = {"mask_sample": True, "failure_kind": "sandbox", "failure_reason": "gone"}
+    lines = [line(0, 0, 1.0), line(1, 0, 1.0, status="masked", result=masked)]
+    run, output = write_run(tmp_path / "run", lines, failures=[failure(2, 0)]), tmp_path / "x.jsonl"
+    CliRunner().invoke(cli, ["export", str(run), "--to", "jsonl", "-o", str(output)])
+    assert [orjson.loads(row)["status"] for row in output.read_bytes().splitlines()] == [
+        "completed",
+        "masked",
+    ]
+    CliRunner().invoke(cli, ["export", str(run), "--to", "dataset", "-o", str(output)])
+    rows = [orjson.loads(row) for row in output.read_bytes().splitlines()]
+    assert [row["error"] for row in rows] == [None, None, "PolicyError: gone"]
+
+
+def test_environments_whose_servers_failed_or_died_are_those_to_check(tmp_path: Path) -> None:
+    lost = [failure(0, 0), failure(1, 0, "infrastructure", type="ServerDiedError")]
+    lost[1]["environment"] = "mine"
+    run = write_run(tmp_path / "run", [], failures=lost)
+    assert read_runs([run]).tasks.broken_environments == {"mine"}
+
+
 @pytest.mark.parametrize("form", ["atif", "gym", "inspect", "jsonl", "traces"])
 def test_failed_as_is_refused_where_failures_are_not_written(tmp_path: Path, form: str) -> None:
     run = write_run(tmp_path / "run", [line(0, 0, 1.0)], failures=[failure(1, 0)])

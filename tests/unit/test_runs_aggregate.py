@@ -478,6 +478,26 @@ def test_shards_that_started_at_once_may_have_salts_of_their_own(tmp_path: Path)
     assert len(read_runs([tmp_path]).runs) == 2
 
 
+def test_shards_that_were_run_differently_are_named(tmp_path: Path) -> None:
+    for index, seeds in ((1, [0]), (2, [1])):
+        extent = {"shard": [index, 2], "seeds": seeds}
+        write_run(tmp_path / f"shard-{index}-of-2", [line(index, 0, 1.0)], extent=extent)
+    (note,) = [note for note in read_runs([tmp_path]).notes if "run differently" in note]
+    assert "seeds" in note
+
+
+def test_bounds_keep_rows_of_their_environment_alone(tmp_path: Path) -> None:
+    """Two environments can have a row of one content."""
+    lines = [
+        line(0, repeat, float(repeat < right), environment=name)
+        for name, right in (("mcqa", 1), ("easy", 2))
+        for repeat in range(2)
+    ]
+    run, output = write_run(tmp_path / "r", lines), tmp_path / "kept.jsonl"
+    CliRunner().invoke(command, [str(run), "-o", str(output), "--keep", "0.1..0.9"])
+    assert [orjson.loads(row)["environment"] for row in output.read_bytes().splitlines()] == ["mcqa"]
+
+
 def test_missing_shards_are_named(tmp_path: Path) -> None:
     write_run(tmp_path / "x" / "shard-2-of-4", [line(0, 0, 1.0)], extent={"shard": [2, 4]})
     assert read_runs([tmp_path / "x"]).notes == [f"{tmp_path / 'x'}: shards 1, 3, 4 of 4 are missing"]

@@ -208,6 +208,7 @@ def wrapped(body): return "x"
 @functools.lru_cache
 def cached(): return {model!r}
 def default(body, model=MODEL): return model
+def by_keyword(body, *, model=MODEL): return model
 def of_tuple(body): return KINDS[0]
 def of_dict(body): return PROMPTS
 def of_cached(body): return cached()
@@ -226,6 +227,7 @@ def of_object(body): return object_(body)
         lambda m, model: m.Object(model).method,
         lambda m, model: m.wrapped,
         lambda m, model: m.default,
+        lambda m, model: m.by_keyword,
         lambda m, model: m.of_tuple,
         lambda m, model: m.of_dict,
         lambda m, model: m.of_cached,

@@ -30,6 +30,7 @@ from gymgate.integrations.verifiers.evaluation import (
     taskset_of,
 )
 from gymgate.integrations.verifiers.policy import check_policy
+from gymgate.runs.counted.account import Account
 
 
 @pytest.fixture(autouse=True)
@@ -295,6 +296,14 @@ def _episode(environment: str, start: float, **trace: Any) -> Any:
 
 def _said(status: str, **fields: object) -> dict[str, object]:
     return {"nemo_gym": {"status": status, **fields}}
+
+
+def test_a_judges_failure_and_each_of_a_rows_repeats_are_told_apart() -> None:
+    error = {"type": "RolloutFailed", "message": "gone"}
+    said = _said("failed", error={"kind": "policy", "judge": True})
+    episodes = [_episode("mcqa", 100, ok=False, errors=[error], info=said) for _ in range(2)]
+    tasks, _ = metrics_of(episodes, since=0)
+    assert str(Account.of(tasks.tasks.values(), tasks)) == "2 rollouts: none scored; 2 failed (2 by judge)"
 
 
 def test_what_came_of_the_rollouts() -> None:
