@@ -13,6 +13,7 @@ from pydantic import SecretStr, ValidationError
 
 from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.core.errors import ConfigError
+from gymgate.gateway.backends.http import request_headers
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire
 
 NESTED: dict[str, Any] = {"stop": ["a", ["b"]], "response_format": {"type": "json", "keys": [{"k": [1]}]}}
@@ -135,3 +136,10 @@ def test_one_environment_needs_no_list() -> None:
     assert StackConfig(environments="mcqa") == several  # type: ignore[arg-type]
     assert StackConfig(environments=EnvironmentConfig(name="mcqa")) == several  # type: ignore[arg-type]
     assert StackConfig(environments=["mcqa"]) == several  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("given", "sent"), [("Bearer mine", "Bearer mine"), (None, "Basic bWU6c2VjcmV0")])
+def test_a_header_that_is_given_wins_over_a_login_in_the_address(given: str | None, sent: str) -> None:
+    headers = {"authorization": given} if given else {}
+    endpoint = HTTPEndpoint(base_url="http://me:secret@h/v1", headers=headers)
+    assert request_headers(endpoint, endpoint.base_url).getall("Authorization") == [sent]

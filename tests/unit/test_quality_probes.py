@@ -105,6 +105,17 @@ async def test_equal_answers_alternatives_and_chance_are_no_flags() -> None:
     assert (flagged(chance), chance.oracle.reason) == (set(), "rewards change")
 
 
+async def test_what_is_paid_once_and_not_again_is_no_flag() -> None:
+    paid: set[str] = set()
+
+    def at_first(row: Row, text: str) -> bool:
+        is_new = text not in paid
+        paid.add(text)
+        return honest(row, text) or is_new
+
+    assert flagged(await checked(TOWNS, at_first)) == set()
+
+
 async def test_a_row_that_pays_any_letter_is_flagged_once() -> None:
     record = await checked(LETTERS, lambda row, text: True)
     assert flagged(record) == {"wrong answer", "made-up answer"}
