@@ -332,10 +332,12 @@ def _evaluate(config: EvalConfig, path: Path) -> list[Episode[Any, Any, Any]]:
         raise
 
 
-def _print_end(rows: Rows, tasks: CollectedTasks, path: Path, *, ours: bool = True, **table: Any) -> None:
+def _print_end(
+    rows: Rows, tasks: CollectedTasks, path: Path, *, replayed: bool, ours: bool = True, **table: Any
+) -> None:
     """Print the closing table and what to do next; `ours`: NeMo Gym graded; `table` are arguments of `print_results`."""
     echo()
-    print_results(rows, **table)
+    print_results(rows, replayed=replayed, **table)
     for note in (*notes_on(tasks), *(accepted_answers(rows) if ours else ())):
         log(note)
     echo(f"results: {path}")
@@ -346,7 +348,7 @@ def _print_end(rows: Rows, tasks: CollectedTasks, path: Path, *, ours: bool = Tr
         log(_resume(path))
     log_next(
         "gymgate check ENV, for file and line of an exception" if tasks.broken_environments else "",
-        "add -b URL -m MODEL for your model" if table["replayed"] else "",
+        "add -b URL -m MODEL for your model" if replayed else "",
         "gymgate run ENV -o DIR keeps rollouts for gymgate report, compare and export",
     )
 
