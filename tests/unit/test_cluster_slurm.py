@@ -247,9 +247,17 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dry.exit_code == 0, dry.output
     assert "#SBATCH --partition=p" in dry.output
     assert not (tmp_path / "x").exists()
-    for policy, is_warned in (([], True), (["-bhttp://h/v1"], False), (["--base-url=http://h/v1"], False)):
+    for policy, is_warned in (
+        ([], True),
+        (["-bhttp://h/v1"], False),
+        (["--base-url=http://127.example.com/v1"], False),
+        (["-b", "http://a:b@127.0.0.1:8000/v1"], True),
+        (["-b", "http://h/v1", "--judge", "j=M@http://[::1]:9/v1"], True),
+    ):
         done = CliRunner().invoke(command, [*arguments, "--dry-run", "--", "mcqa", *policy])
         assert ("warning" in done.output) is is_warned, policy
+    own = [*arguments, "--dry-run", "--setup", "start-it", "--", "mcqa", "-b", "http://localhost:8000/v1"]
+    assert "warning" not in CliRunner().invoke(command, own).output
     written = CliRunner().invoke(command, [*arguments, "--no-submit", "--", *RUN])
     assert written.output == f"bash {tmp_path / 'x' / 'submit.sh'}\n"
     assert (tmp_path / "x" / "logs").is_dir()

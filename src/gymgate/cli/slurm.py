@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from gymgate.runs.described.plan import parse_seeds
 SUBMIT_TIMEOUT_S = 120.0
 _GIVES_POLICY = frozenset({"-b", "--base-url", "--replay-file", "--spec"})
 """Options of `gymgate run` that say what answers the policy's calls."""
+_LOOPBACK = re.compile(r"https?://(?:[^\s/,@]*@)?(?:localhost|127[\d.]+|\[::1\])[:/][^\s,]*")
 
 
 @click.command("slurm", context_settings={"ignore_unknown_options": True})
@@ -82,6 +84,11 @@ def command(
     )
     if not (job.serves_policy or any(is_option(argument, _GIVES_POLICY) for argument in arguments)):
         log("warning: no policy: each task replays recorded answers; add -b URL after the --, or --serve")
+    own = _LOOPBACK.search(" ".join(arguments))
+    if own and not (job.serve or job.setup):
+        log(
+            f"warning: {without_login(own[0])} is each task's own node; name the host where it listens, or --serve it"
+        )
     paths = {part: output.absolute() / f"{part}.sbatch" for part in ("array", "aggregate")}
     scripts = {paths["array"]: array_script(job), paths["aggregate"]: aggregate_script(job)}
     submit = output.absolute() / "submit.sh"
