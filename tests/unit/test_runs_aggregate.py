@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli.aggregate import command
+from gymgate.cli.view import command as view
 from gymgate.core.errors import ConfigError, DataError, GymgateError, MissingExtraError
 from gymgate.core.extras import install_command
 from gymgate.results import tables
@@ -819,7 +820,9 @@ def test_a_list_of_rows_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_verifiers_traces_are_named_for_what_they_are(tmp_path: Path, below: str) -> None:
     (tmp_path / below).mkdir(exist_ok=True)
     (tmp_path / below / "traces.jsonl").write_text("{}\n")
-    with pytest.raises(
-        DataError, match=r"holds verifiers' traces\.jsonl, .*`gymgate run -o DIR` writes a run"
-    ):
+    with pytest.raises(DataError, match=r"holds verifiers' traces, .*`gymgate run -o DIR` writes a run"):
         read_runs([tmp_path])
+    with pytest.raises(DataError, match=r"is verifiers' traces, .*`gymgate run -o DIR` writes a run"):
+        read_runs([tmp_path / below / "traces.jsonl"])
+    viewed = CliRunner().invoke(view, [str(tmp_path)])
+    assert isinstance(viewed.exception, DataError)  # it would wait for a run that is written nowhere

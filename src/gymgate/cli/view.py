@@ -14,10 +14,11 @@ from gymgate.cli.interrupts import serve_interruptibly
 from gymgate.cli.listening import bound, url_address
 from gymgate.cli.options import per_task_option, port_option, tasks_option
 from gymgate.cli.output import echo, log
+from gymgate.core.errors import DataError
 from gymgate.results.growing import GrowingReport
 from gymgate.results.view import ReportView
 from gymgate.runs.counted.aggregate import runs_at
-from gymgate.runs.stored.layout import without_run
+from gymgate.runs.stored.layout import holds_traces, without_run
 
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Variables without which `webbrowser` would open a browser of text in this terminal, or none."""
@@ -37,6 +38,8 @@ def command(run: Path, tasks: int, per_task: int, port: int, no_browser: bool) -
     reaches, and runs until it is interrupted.
     """
     if not runs_at(run):
+        if holds_traces(run):
+            raise DataError(without_run(run), path=str(run))
         log(f"{without_run(run)}; waiting for one")
     with bound("127.0.0.1", port) as listener:
         url = f"http://{url_address(listener)}/"

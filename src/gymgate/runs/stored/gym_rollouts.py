@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymgate.core import codec
+from gymgate.core.errors import DataError
 from gymgate.core.files import replacing
 from gymgate.rollouts.breakdowns import breakdown, counts_as_zero
 from gymgate.rollouts.result import reward_parts, status_of
 from gymgate.rollouts.row import TaskKey
 from gymgate.rollouts.row_fields import agent_of
 from gymgate.runs.stored.attempts import Attempt
+from gymgate.runs.stored.layout import holds_traces, without_run
 from gymgate.runs.stored.record import line_error, read_values
 from gymgate.runs.stored.rows import RowReader
 
@@ -135,6 +137,8 @@ def _numbered(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
         reason = (
             f"not a rollout of gymgate or of NeMo Gym's collector: it lacks row_key, or {TASK} and {ROLLOUT}"
         )
+        if holds_traces(path):
+            raise DataError(without_run(path), path=str(path))
         raise line_error(path, line, reason)
     for name in (TASK, ROLLOUT):
         if not isinstance(value[name], int):

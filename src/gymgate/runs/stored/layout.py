@@ -111,10 +111,16 @@ def read_planned(path: Path, extent: Extent) -> PlannedIdentities | None:
     return PlannedIdentities(keys, extent.model_dump())
 
 
+def holds_traces(path: Path) -> bool:
+    """Whether a path is verifiers' traces, or a directory with those of one or of several evals."""
+    return path.name == TRACES or any(any(path.glob(name)) for name in (TRACES, f"*/{TRACES}"))
+
+
 def without_run(path: Path) -> str:
     """Say that a directory and its shards hold no run, and what it holds if verifiers wrote it."""
-    if any(any(path.glob(name)) for name in (TRACES, f"*/{TRACES}")):
-        return f"{path} holds verifiers' {TRACES}, which docs/verifiers.md says how to read; `gymgate run -o DIR` writes a run"
+    if holds_traces(path):
+        verb = "is" if path.name == TRACES else "holds"
+        return f"{path} {verb} verifiers' traces, which docs/verifiers.md says how to read; `gymgate run -o DIR` writes a run"
     return f"{path} holds no run: neither it nor a shard in it has a {RUN}"
 
 
