@@ -87,7 +87,7 @@ def command(
     own = _LOOPBACK.search(" ".join(arguments))
     if own and not (job.serve or job.setup):
         log(
-            f"warning: {without_login(own[0])} is each task's own node; name the host where it listens, or --serve it"
+            f"warning: {without_login(own[0])} is each task's own node; give the host where it listens, or --serve it"
         )
     paths = {part: output.absolute() / f"{part}.sbatch" for part in ("array", "aggregate")}
     scripts = {paths["array"]: array_script(job), paths["aggregate"]: aggregate_script(job)}
