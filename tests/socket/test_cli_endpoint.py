@@ -136,6 +136,18 @@ def test_another_dialect_or_scheme_than_the_servers_is_told_before_a_run(tmp_pat
         assert "http://" in str(refusal("run", tmp_path, "-b", secure)).partition(secure)[2]
 
 
+def test_of_two_replicas_the_one_that_lacks_the_path_or_the_model_is_named(tmp_path: Path) -> None:
+    """Each is asked itself, and for one token, which is the least that shows it."""
+    with serving(Hosted(key=None)) as good, serving(Hosted(key=None, has_responses=False)) as bad:
+        urls = f"{good.url},{bad.url}"
+        error = refusal("run", tmp_path, "-b", urls, "-m", "m", "--dialect", "responses")
+        assert f"{bad.url}/responses answered 404" in str(error)
+    with serving(Hosted(key=None)) as good, serving(Hosted(key=None, models=("other",))) as bad:
+        error = refusal("run", tmp_path, "-b", f"{good.url},{bad.url}", "-m", "m")
+        assert f"{bad.url} has no model 'm'; it serves other" in str(error)
+        assert [path for method, path, *_ in bad.seen if method == "POST"] == ["/v1/chat/completions"]
+
+
 @pytest.mark.parametrize("command", ["run", "eval run", "check"])
 def test_a_wrong_address_key_or_model_is_one_line_that_says_which(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
