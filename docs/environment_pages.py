@@ -46,7 +46,8 @@ TICK, WARNING, UNKNOWN = "✓", "⚠", "–"
 KINDS: dict[FindingKind, tuple[str, str]] = {
     "reward differs": (
         "Recorded rewards that are not reproduced",
-        "The recorded answers were replayed through the environment's agent and scoring, and did not get the recorded reward.",
+        "The recorded answers were replayed through the environment's agent and scoring. They did not get the recorded reward, "
+        "or could not be given, because the environment said something else than recorded.",
     ),
     "reward changes": (
         "Rewards that change",
@@ -55,7 +56,8 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
     ),
     "no reward": (
         "No reward where one is due",
-        "An answer that solves nothing, or a very long one, got an error instead of a reward of 0; or a scoring failed.",
+        "An answer that solves nothing, or a very long one, got an error instead of a reward of 0; or a scoring failed. "
+        "grl_sokoban and grl_tetris refuse such answers on purpose, and test it.",
     ),
     "free reward": (
         "Rewards for answers that solve nothing",
@@ -65,8 +67,9 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
     "failure scored": (
         "Failures that are scored like answers",
         "The judge, a tool or the policy failed, and the reward does not show it. That can be an environment's rule: arena's "
-        "README says that failed judge games receive zero, and its win rates leave them out; jailbreak_detection and "
-        "over_refusal_detection say in their code that they keep an older rule.",
+        "README says that failed judge games receive zero, and its win rates leave them out; agentif's that such a row scores 0; "
+        "longmemeval's that its accuracy leaves such rows out; jailbreak_detection and over_refusal_detection say in their code "
+        "that they keep an older rule.",
     ),
     "right answer rejected": (
         "Right answers that are rejected",
@@ -154,8 +157,9 @@ PROVEN: dict[ProbeKind, tuple[str, str]] = {
 }
 """Title and explanation of each kind of flag, in the order of the page."""
 WITNESSES = """\
-In the next three tables, a [probe](check.md#probes) gave an answer. Each line shows the reward that it got, and that of the
-row's right answer or of its recorded one. The file and line are in the release's code, or in that of a package it installs. A
+In the next three tables, a [probe](check.md#probes) gave an answer. Each line shows the reward that it got and, if
+it has one, that of the row's right answer or of its recorded one. The mean of the recorded answers is that of all recordings
+that the environment ships; a probe may have tried other rows, too. The file and line are in the release's code, or in that of a package it installs. A
 reason (*why*) is our reading of them. It stands only where the command also gives counter-witnesses: answers that would earn
 another reward if it were false. *documented* is where the authors describe the behaviour; what they do not describe may be
 intended, too. Environments with the same grader share a line, which shows the rows of the first; each has its own on its page.
@@ -164,7 +168,7 @@ Each command shows it again, in the first and without a model. Packaged rows cou
 _ESCAPED = str.maketrans({"<": "&lt;", "[": "\\[", "*": "\\*", "`": "&#96;"})
 SUSPECTED = """\
 Flags for which nobody has read the grader's code yet, or where the code means to pay. Of {read} others, {ours} were our own
-errors, so this lists counts, without environments."""
+errors or chance, so this lists counts, without environments."""
 
 
 def overviews() -> Iterator[tuple[str, str]]:
