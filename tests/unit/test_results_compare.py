@@ -34,11 +34,12 @@ def make_run(
     failed: int = 0,
     limits: dict[str, Any] | None = None,
     kind: str = "http",
+    sources: Sequence[str] = (),
 ) -> Path:
     """A run with a row for each list of rewards; the last `failed` rollouts failed permanently."""
     path.mkdir()
     described = {"policy": {"type": kind, "model": path.name}, **({"limits": limits} if limits else {})}
-    settings = {"format": 1, "settings": described, "extent": {}}
+    settings = {"format": 1, "settings": {**described, "sources": [*sources]}, "extent": {}}
     (path / "run.json").write_bytes(orjson.dumps(settings))
     lines: list[dict[str, Any]] = []
     for row, group in enumerate(rewards):
@@ -164,6 +165,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "question" in done.stdout
     assert "whole is better" in done.stdout
     assert "question" in Path("c.html").read_text()
+    assert "<0.001, 30 rows)" in done.stdout, "not only the pairs, of which each row has several"
     again = CliRunner().invoke(command, ["base", "tuned", "--json"])
     document = orjson.loads(again.stdout)
     [row] = document["compared"][0]["environments"]
@@ -493,3 +495,14 @@ def test_a_run_that_is_worse_by_just_the_limit_is_not_worse() -> None:
     assert why_worse([alone, row], 0.3) is None
     assert why_worse([alone, row], 0.29) is not None
     assert why_worse([{**alone, "rows": 1}, row], 0.3) is not None
+
+
+def test_examples_are_called_that_wherever_they_are_compared_or_counted(tmp_path: Path) -> None:
+    runs = [str(make_run(tmp_path / name, [[0.0, 1.0]] * 3, sources=["example"])) for name in "ab"]
+    said, page = "3 example rows, not the benchmark", tmp_path / "c.html"
+    assert said in CliRunner().invoke(command, [*runs, "-o", str(page)]).stdout
+    assert said in page.read_text()
+    assert said in orjson.loads(CliRunner().invoke(aggregate, [runs[0], "--json"]).stdout)["notes"]
+    own = str(make_run(tmp_path / "own", [[0.0, 1.0]] * 3, sources=["/rows.jsonl"]))
+    assert said not in CliRunner().invoke(command, [runs[0], own, "-o", str(page)]).stdout
+    assert said not in page.read_text()

@@ -236,6 +236,8 @@ def test_what_a_grader_accepts_is_said_if_more_than_a_third_had_no_answer_or_non
     known, own = accepted_answers([{**row, "no_answer": 4}, {**row, "environment": "own", "no_answer": 4}])
     assert r"accepts \boxed{answer}" in known
     assert "gymgate info own" in own
+    (recorded,) = accepted_answers([{**row, "environment": "calendar", "no_answer": 4}])
+    assert "gymgate run calendar --show" in recorded, "its rows hold no answer, and its recordings do"
     run = write_run(tmp_path / "run", [line(0, 0, 0.0, answer_found=False)])
     CliRunner().invoke(cli, ["report", str(run)])
     assert "accepts" in (run / "report.html").read_text()

@@ -612,8 +612,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert [line.split()[-2:] for line in chosen[:2]] == [["se", "pass@2"], ["±0.289", "0.667"]]
     assert isinstance(CliRunner().invoke(command, [str(run), "-k", "0"]).exception, ConfigError)
     header, cells, _ = CliRunner().invoke(command, [str(run), "--wide"]).stdout.splitlines()
-    assert header.split()[-4:] == ["pass@1", "±runs", "pass@2", "maj@2"]
-    assert cells.split()[-7:] == ["0.500", "±0.289", "0.167", "0.667", "±0.333", "0.500", "±0.289"]
+    assert header.split()[-5:] == ["pass@1", "95%", "±runs", "pass@2", "maj@2"]
+    interval, other = cells.split()[-8:-5], [*cells.split()[-10:-8], *cells.split()[-5:]]
+    assert interval == ["0.000", "to", "1.000"]
+    assert other == ["0.500", "±0.289", "0.167", "0.667", "±0.333", "0.500", "±0.289"]
     marked = CliRunner().invoke(command, [str(run), "--markdown"]).output.splitlines()
     assert marked[0] == "| environment | rollouts | mean ± se | pass@1 | pass@2 |"
     assert marked[2] == "| mcqa | 6 | 0.500 ±0.289 | 0.500 | 0.667 |"

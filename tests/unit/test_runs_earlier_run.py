@@ -73,6 +73,9 @@ async def test_it_is_resumed(directory: Path) -> None:
     assert len({rollout.identity for rollout in found}) == len(found) == 9
     assert [outcome_of(rollout).reward for rollout in found[:4]].count(1.0) == 3
     assert sum(len(rollout.policy_calls) for rollout in found[:4]) == 7
+    assert {rollout.source for rollout in found[4:]} == {str(directory / "rows.jsonl")}, (
+        "found from elsewhere, too"
+    )
 
 
 def test_other_settings_are_refused(directory: Path) -> None:
@@ -219,4 +222,6 @@ def test_rows_of_several_environments_name_their_agents(directory: Path) -> None
         kept = [orjson.loads(line) for line in (directory / "kept.jsonl").read_bytes().splitlines()]
         agents = Counter((row.get("agent_ref") or {}).get("name") for row in kept)
         several = len(set(environments)) > 1
+        ran_by = "kept.jsonl" if several else f"{ENVIRONMENT} --data kept.jsonl"
+        assert f"next: gymgate run {ran_by} -b URL" in done.stderr
         assert agents == ({f"{ENVIRONMENT}_agent": 2, "other_agent": 2} if several else {None: 4})

@@ -47,6 +47,8 @@ def test_only_what_no_rollout_uses_is_forgotten_the_least_recently_used_first() 
             pass
         assert [number for kind, number in told if kind == "forget"] == [first + 1]
     forgotten = [number for kind, number in told if kind == "forget"]
-    assert len(forgotten) == 3 and held not in forgotten and again not in forgotten
+    assert len(forgotten) == 3
+    assert held not in forgotten
+    assert again not in forgotten
     with known.number_of(endpoint("1")) as number:
         assert number == len([kind for kind, _ in told if kind == "register"]) - 1, "registered anew"

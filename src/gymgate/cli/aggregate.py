@@ -35,6 +35,7 @@ from gymgate.runs.counted.metrics import keep, parse_bounds, summary_rows, task_
 from gymgate.runs.counted.summary import RunSummary
 from gymgate.runs.counted.tasks import Task
 from gymgate.runs.described.prices import Price, refuse_price_of_replay
+from gymgate.runs.described.settings import example_note
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ def command(
     if log_to is not None:
         asyncio.run(log_stored(log_to, table, metrics, log))
     if as_json:
+        if table.is_example:
+            notes = [*notes, example_note(len(collected.tasks))]
         print_json(AggregatedRuns(metrics, table.replayed, notes, usage))
     else:
         print_results(

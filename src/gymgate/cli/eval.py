@@ -349,6 +349,7 @@ def _print_end(
     log_next(
         "gymgate check ENV, for file and line of an exception" if tasks.broken_environments else "",
         "add -b URL -m MODEL for your model" if replayed else "",
+        "--env.retries.max-retries 3 runs a failed rollout again" if tasks.counts.failed else "",
         "gymgate run ENV -o DIR keeps rollouts for gymgate report, compare and export",
     )
 

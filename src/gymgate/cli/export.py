@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 
 import click
@@ -96,12 +97,13 @@ def command(
     for note in (*table.strange, *table.missing):
         log(note)
     log(f"{output}: {written}")
-    log_next(_step_after(form, output))
+    log_next(_step_after(form, output, {task.environment for task in table.tasks.tasks.values()}))
 
 
-def _step_after(form: str, output: Path) -> str:
+def _step_after(form: str, output: Path, environments: Collection[str | None]) -> str:
     """Return what reads an export, as a command, in Python, or in words."""
     path = shlex.quote(str(output))
+    rows = path if len(environments) > 1 else f"{min(map(str, environments), default='ENV')} --data {path}"
     if form == "dataset":
         reader = {".parquet": "read_parquet", ".csv": "read_csv"}.get(output.suffix, "read_json")
         lines = ", lines=True" if reader == "read_json" else ""
@@ -111,7 +113,7 @@ def _step_after(form: str, output: Path) -> str:
         "gym": f"gymgate aggregate {path}",
         "inspect": f"inspect view --log-dir {shlex.quote(str(output.parent))}",
         "jsonl": f"in Python: pandas.read_json({str(output)!r}, lines=True)",
-        "rows": f"gymgate run {path} -b URL",
+        "rows": f"gymgate run {rows} -b URL",
         "traces": f"in Python: pandas.read_json({str(output)!r}, lines=True)",
     }[form]
 

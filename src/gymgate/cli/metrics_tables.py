@@ -58,7 +58,9 @@ def accepted_answers(rows: Rows, release: str | None = None) -> Iterator[str]:
         version = release or RuntimeConfig().version
         records = [record for kind in PACKAGED_KINDS if (record := shipped_record(kind, name, version))]
         known = (text for record in records if (text := right_answer(record)).startswith("accepts"))
-        accepted = next(known, f"see gymgate info {name}")
+        has_some = any(record.compared for record in records)
+        see = f"gymgate run {name} --show prints recorded ones" if has_some else f"see gymgate info {name}"
+        accepted = next(known, see)
         found = f"{name}: the grader found {what} in {count} of {row['rollouts']} rollouts; was it in another form?"
         yield f"{found} Right answer: {accepted}"
 
@@ -138,6 +140,7 @@ def _all_columns(rows: Rows) -> list[Column]:
     for name in (*numbered("pass@", rows), *majority):
         columns.append(_column(rows, name, lambda row, name=name: _with_error(row, name), left=True))
         if name == "pass@1":
+            columns.append(_column(rows, "95%", _interval, left=True))
             columns.append(_column(rows, "±runs", lambda row: shown_number(row.get("pass@1_se_runs"))))
     if any(row.get("rollouts_per_s") is not None for row in rows):
         columns.append(_column(rows, "rollouts/s", lambda row: shown_number(row.get("rollouts_per_s"), 1)))
@@ -165,6 +168,11 @@ def _bounds(rows: Rows) -> list[Column]:
 
 def _mean(row: Mapping[str, Any]) -> str:
     return _with_error(row, "mean_reward")
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    low, high = row.get("pass@1_ci95_low"), row.get("pass@1_ci95_high")
+    return "-" if low is None else f"{shown_number(low)} to {shown_number(high)}"
 
 
 def _with_error(row: Mapping[str, Any], name: str) -> str:

@@ -18,7 +18,7 @@ from gymgate.core.errors import DataError
 from gymgate.results.growing import GrowingReport
 from gymgate.results.view import ReportView
 from gymgate.runs.counted.aggregate import runs_at
-from gymgate.runs.stored.layout import holds_traces, without_run
+from gymgate.runs.stored.layout import TRACES, holds_traces, without_run
 
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Variables without which `webbrowser` would open a browser of text in this terminal, or none."""
@@ -37,7 +37,7 @@ def command(run: Path, tasks: int, per_task: int, port: int, no_browser: bool) -
     rollouts.jsonl of NeMo Gym's collector. New rollouts appear within seconds. Prints the URL, which only this machine
     reaches, and runs until it is interrupted.
     """
-    if not runs_at(run):
+    if run.name == TRACES or not runs_at(run):
         if holds_traces(run):
             raise DataError(without_run(run), path=str(run))
         log(f"{without_run(run)}; waiting for one")

@@ -18,7 +18,7 @@ from gymgate.runs.counted.aggregate import RunTable
 from gymgate.runs.counted.counts import OVERALL
 from gymgate.runs.counted.tasks import CollectedTasks, Task
 from gymgate.runs.described.plan import Order
-from gymgate.runs.described.settings import context_overflow_of
+from gymgate.runs.described.settings import context_overflow_of, example_note
 from gymgate.runs.stored.score import score_of
 
 
@@ -149,7 +149,8 @@ def write_comparison(
             if (key := key_of.get(attempt.task_key)) is not None:
                 rollouts[key].append(conversation(attempt, score_of(attempt).outcome, label))
                 openings.setdefault(key, opening(attempt.result))
-    parts = _parts(compared, flips, rollouts, openings, names)
+    notes = [example_note(len(runs[0].tasks.tasks))] if all(run.is_example for run in runs) else []
+    parts = _parts(compared, flips, rollouts, openings, names, notes)
     write_page(output, f"{names[1]} (B) compared with {names[0]} (A)", parts)
 
 
@@ -163,11 +164,14 @@ def verdict(row: Mapping[str, Any], names: Sequence[str]) -> str:
         return f"{where}: equal rewards in all {row['pairs']} pairs"
     interval = "" if low is None else f"95% interval {low:+.3f} to {row['difference_ci95_high']:+.3f}, "
     size = f"{difference:+.3f} ({interval}p {shown_p(p)})"
+    rows = row["rows_paired"]
     if p <= st.LEVEL:
-        return f"{where}: {names[difference > 0]} is better, {size}{_despite_failures(row)}"
-    needed, rows = row["rows_needed"], row["rows_paired"]
+        return (
+            f"{where}: {names[difference > 0]} is better, {size[:-1]}, {rows} rows){_despite_failures(row)}"
+        )
+    needed = row["rows_needed"]
     few = f"; fewer than {st.FEWEST_TASKS} rows never can" if rows < st.FEWEST_TASKS else ""
-    power = "" if needed is None else f"; 80% power needs about {needed:,} rows"
+    power = "" if needed is None else f"; for such a difference, 80% power needs about {needed:,} rows"
     pairs = f"{row['pairs']} pairs of {rows} rows" if rows > 1 else "one row"
     return f"{where}: {pairs} cannot tell, {size}{few}{power}"
 
@@ -196,9 +200,11 @@ def _parts(
     rollouts: Mapping[TaskKey, Sequence[Part]],
     openings: Mapping[TaskKey, str],
     names: Sequence[str],
+    notes: Sequence[str],
 ) -> Iterator[Part]:
     for row in compared.rows:
         yield {"headline": verdict(row, names)}
+    yield from ({"note": note} for note in notes)
     yield table(compared.rows)
     yield {"heading": "Rows that differ"}
     yield {"filters": {}}

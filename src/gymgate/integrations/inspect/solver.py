@@ -27,6 +27,7 @@ from gymgate.integrations.inspect.policy import InspectPolicy, bridged
 from gymgate.rollouts import Rollout
 from gymgate.runs.counted.account import Account
 from gymgate.runs.counted.tasks import CollectedTasks
+from gymgate.runs.described.settings import example_note, is_example
 from gymgate.runs.stored.attempts import Attempt, StoredError
 from gymgate.runs.stored.score import Score, score_of
 from gymgate.stack import Stack
@@ -50,11 +51,15 @@ class _EvalHooks(Hooks):  # type: ignore[misc]
     def __init__(self) -> None:
         self._tasks = defaultdict[str, CollectedTasks](CollectedTasks)
         """By eval."""
+        self._on_examples = set[str]()
+        """Evals over example rows."""
 
     async def on_task_start(self, data: TaskStart) -> None:
         if data.spec.task_registry_name == TASK:
             with contextlib.suppress(Exception):  # its samples tell
                 options = EvalOptions.model_validate(data.spec.task_args)
+                if is_example([options.data]):
+                    self._on_examples.add(data.eval_id)
                 await stacks.stack_for(options.run_spec().stack, log)
 
     async def on_sample_end(self, data: SampleEnd) -> None:
@@ -68,7 +73,10 @@ class _EvalHooks(Hooks):  # type: ignore[misc]
                 total = log.results.total_samples if log.results else count
                 # A retry takes the others from the earlier log, and Inspect's results have all.
                 now = f"{count} of {total} samples ran now: " if count < total else ""
-                print(printable(f"{log.eval.task}: {now}{account}"), file=sys.stderr, flush=True)
+                examples = (
+                    "" if log.eval.eval_id not in self._on_examples else f"; {example_note(len(tasks.tasks))}"
+                )
+                print(printable(f"{log.eval.task}: {now}{account}{examples}"), file=sys.stderr, flush=True)
 
 
 def score_of_sample(sample: EvalSample) -> Score:

@@ -373,7 +373,10 @@ class Collection:
             for since, planned in longest
         )
         rest = len(self.in_flight) - len(longest)
-        return f"nothing finished for {idle:.0f} s; waiting for {names}{f' and {rest} more' if rest else ''}"
+        waited = (
+            f"nothing finished for {idle:.0f} s; waiting for {names}{f' and {rest} more' if rest else ''}"
+        )
+        return f"{waited}; --timeout ends each, after {self.limits.timeout_s:g} s now"
 
     async def _describe_calls(self, stack: Stack) -> str:
         try:
