@@ -100,8 +100,8 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
 
 UNDECIDED = (
     "Recorded rewards, undecided",
-    "An answer's comparison ran into its own timeout, some on a machine that did other work, too. Two that were timed "
-    "without it took 8 and 11 s of CPU, so that an idle core as fast may not be enough. A faster one was not tried.",
+    "An answer's comparison ran into its own timeout, some on a machine that did other work, too. Without it, such comparisons "
+    "took 8 and 11 s of CPU on one machine, and 2 to 4 s on a faster one, where rewards of the same row were reproduced.",
 )
 """Title and explanation of rewards that differ for a cause that may be the machine's."""
 
