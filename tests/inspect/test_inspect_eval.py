@@ -123,7 +123,9 @@ async def test_a_limit_ends_the_rollout_unscored(tmp_path: Path, policy: Scripte
     assert log.results is not None
     assert log.results.scores[0].unscored_samples == 1
     assert math.isnan(log.results.scores[0].metrics["mean"].value)
-    assert (tmp_path / "printed.txt").read_text().splitlines()[-1].endswith("; 1 example row, not the benchmark")
+    assert (
+        (tmp_path / "printed.txt").read_text().splitlines()[-1].endswith("; 1 example row, not the benchmark")
+    )
 
 
 async def test_ctrl_c_leaves_no_process(tmp_path: Path, policy: ScriptedPolicy) -> None:
