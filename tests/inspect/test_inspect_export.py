@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +305,39 @@ def test_the_answer_of_a_score_is_the_extracted_one_where_the_result_has_it() ->
     assert nothing.explanation == "completed: no answer found"
     for reward, explanation in ((0.0, "completed: wrong"), (0.5, "completed"), (1.0, "completed: right")):
         assert score_of_record({**record, "reward": reward}, "B").explanation == explanation
+
+
+def test_where_calls_are_graded_they_are_the_answer() -> None:
+    def call(city: str) -> dict[str, str]:
+        return {"name": "get_weather", "arguments": f'{{"city": "{city}"}}'}
+
+    said = [
+        {"type": "function_call", "call_id": "1", **call("Oslo")},
+        {"type": "message", "content": "Done."},
+    ]
+    record = {"status": "completed", "reward": 0.0, "result": {"response": {"output": said}}}
+    answer = score_of_record(record, "Done.", {"ground_truth": [call("Rome")]}).answer
+    assert answer is not None
+    assert orjson.loads(answer) == call("Oslo")
+    assert score_of_record(record, "Done.", {"expected_answer": "Rome"}).answer == "Done."
+    assert score_of_record(record, "Done.").answer == "Done."
+
+
+def test_the_target_is_read_again_from_the_row_where_the_result_does_not_repeat_it(
+    run: Path, tmp_path: Path
+) -> None:
+    rows = run.parent / "rows.jsonl"
+    first, *others = map(orjson.loads, rows.read_bytes().splitlines())
+    before, first["expected_answer"] = make_row(first, "rows.jsonl", 1).key, "cold"
+    rows.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in (first, *others)))
+    after = make_row(first, "rows.jsonl", 1).key
+    for path in run.iterdir():
+        path.write_text(path.read_text().replace(before, after))
+    rollouts = run / "rollouts.jsonl"
+    rollouts.write_text(rollouts.read_text().replace('"rows.jsonl"', f'"{rows}"'))
+    export(run, tmp_path / "run.eval")
+    samples = samples_of(read_eval_log(str(tmp_path / "run.eval")))
+    assert Counter(sample.target for sample in samples) == {"cold": 1, "": 4}
+    rows.unlink()
+    export(run, tmp_path / "without.eval")
+    assert {sample.target for sample in samples_of(read_eval_log(str(tmp_path / "without.eval")))} == {""}

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 from gymgate.core import codec
-from gymgate.core.errors import ConfigError, DataError
 from gymgate.core.files import filling
 from gymgate.rollouts import ModelCall, outcome_of
 from gymgate.rollouts.record import UNDELIVERED
@@ -51,7 +50,8 @@ def export_trajectories(table: RunTable, output: Path) -> int:
     with filling(output) as directory, (directory / MANIFEST).open("wb") as manifest:
         for attempt in table.rollouts(failed=True):
             rollout, numbers = attempt.rollout(), numbering.of(attempt)
-            trajectory = trajectory_of(rollout, agent, _row(rows, rollout))
+            row = rows.read_if_there(rollout) if rollout.result is None else {}
+            trajectory = trajectory_of(rollout, agent, row)
             written = codec.dumps(trajectory) + b"\n"
             path = directory / f"{numbers[TASK]}-{numbers[ROLLOUT]}.json"
             path.write_bytes(written)
@@ -60,16 +60,6 @@ def export_trajectories(table: RunTable, output: Path) -> int:
                 manifest.write(codec.dumps(entry | numbers) + b"\n")
             count += 1
     return count
-
-
-def _row(rows: RowReader, rollout: CollectedRollout) -> dict[str, Any]:
-    """Return the row of a rollout without a result; empty if it cannot be read again."""
-    if rollout.result is not None:
-        return {}
-    try:
-        return rows.read(rollout.source, rollout.task_key, rollout.line)
-    except (ConfigError, DataError):
-        return {}
 
 
 def trajectory_of(

@@ -28,9 +28,9 @@ from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput, Mod
 from gymgate.core.config import POLICY
 from gymgate.core.files import writing_to
 from gymgate.integrations.failures import failure_of
-from gymgate.integrations.inspect.scorer import score_of
+from gymgate.integrations.inspect.scorer import score_of, target_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
-from gymgate.integrations.inspect.task import conversation_of, target_of
+from gymgate.integrations.inspect.task import conversation_of
 from gymgate.results.tables import checked_table
 from gymgate.rollouts.transcript import items_of
 from gymgate.runs.counted.account import Account
@@ -38,6 +38,7 @@ from gymgate.runs.counted.aggregate import RunTable
 from gymgate.runs.counted.costs import UsageCounts
 from gymgate.runs.described.settings import shown_settings
 from gymgate.runs.stored.record import CollectedRollout
+from gymgate.runs.stored.rows import RowReader
 from gymgate.runs.stored.tokens import TOKENS, Tokens, tokens_of
 
 SCORER = "reward"
@@ -78,10 +79,12 @@ async def _log_of(table: RunTable) -> EvalLog:
         ),
     )
     epochs: Counter[str] = Counter()
-    samples = []
+    samples, rows = [], RowReader()
     for rollout in rollouts:
         epochs[_sample_id(rollout)] += 1
-        samples.append(await _sample(rollout, epochs[_sample_id(rollout)], model))
+        samples.append(
+            await _sample(rollout, epochs[_sample_id(rollout)], model, rows.read_if_there(rollout))
+        )
     environments = ", ".join(sorted({rollout.environment for rollout in rollouts}))
     finished = [rollout.finished for rollout in rollouts]
     begun = [rollout.finished - rollout.timing.total_s for rollout in rollouts]
@@ -151,7 +154,7 @@ def _task_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value}
 
 
-async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSample:
+async def _sample(rollout: CollectedRollout, epoch: int, model: str, row: Mapping[str, Any]) -> EvalSample:
     result = rollout.result or {}
     opening, answered = items_of(result)
     messages = await conversation_of({"input": [*opening, *answered]})
@@ -163,10 +166,10 @@ async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSamp
         id=_sample_id(rollout),
         epoch=epoch,
         input=await conversation_of({"input": opening}),
-        target=target_of(result),
+        target=target_of(result) or target_of(row),
         messages=messages,
         output=output,
-        scores=None if failure else {SCORER: score_of(record_of(rollout), output.completion)},
+        scores=None if failure else {SCORER: score_of(record_of(rollout), output.completion, row)},
         error=failure and EvalError(message=failure, traceback=failure, traceback_ansi=failure),
         metadata={
             ROLLOUT_KEY: rollout.model_dump(

@@ -10,6 +10,8 @@ from inspect_ai.solver import TaskState
 
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY
 from gymgate.rollouts import outcome_of
+from gymgate.rollouts.answers import answer_of, calls_in
+from gymgate.rollouts.transcript import items_of, text_of
 from gymgate.runs.counted.account import part_of
 from gymgate.runs.stored.score import NO_ANSWER, extracted_answer
 
@@ -19,15 +21,22 @@ def reward() -> Scorer:
     """Score by NeMo Gym's reward; its parts and Gym's metrics are in the score's metadata."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        return score_of(state.store.get(ROLLOUT_KEY), state.output.completion)
+        return score_of(state.store.get(ROLLOUT_KEY), state.output.completion, state.metadata.get("row"))
 
     return score
 
 
-def score_of(rollout: Mapping[str, Any] | None, answer: str) -> Score:
+def target_of(row: Mapping[str, Any]) -> str:
+    """Return the right answer that a row, or a result that repeats it, holds; empty without one."""
+    answer = answer_of(row)
+    return "" if answer is None else text_of(answer.value)
+
+
+def score_of(rollout: Mapping[str, Any] | None, answer: str, row: Mapping[str, Any] | None = None) -> Score:
     """Return the score of a rollout's record; `None` is a sample that a limit of Inspect's ended before Gym scored it.
 
-    `answer` is what the policy said last, for environments that do not say which answer they took from it.
+    `answer` is what the policy said last, for environments that do not say which answer they took from it, and whose `row` does
+    not have calls of tools as its right answer: there it is the policy's calls.
     """
     if rollout is None:
         return Score.unscored(reason="no_result", explanation="ended before NeMo Gym scored it")
@@ -41,6 +50,15 @@ def score_of(rollout: Mapping[str, Any] | None, answer: str) -> Score:
     found = rollout.get("answer_found")
     if (extracted := extracted_answer(rollout.get("result"), found)) is not None:
         answer = str(extracted)
+    elif (right := answer_of(row or {})) is not None and calls_in(right.value):
+        said = items_of(rollout.get("result"))[1]
+        answer = text_of(
+            [
+                {name: item.get(name) for name in ("name", "arguments")}
+                for item in said
+                if item.get("type") == "function_call"
+            ]
+        )
     remark = NO_ANSWER if found is False else None
     part = "" if remark is None else f": {remark}"
     if result.reward is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from inspect_ai import Task, task
@@ -16,11 +16,10 @@ from gymgate.core.errors import ConfigError, printable
 from gymgate.gym.open_needs import require_needs
 from gymgate.integrations.eval_options import DEFAULT_DATA, DEFAULT_ENVIRONMENT, EvalOptions
 from gymgate.integrations.eval_rows import EvalRow, eval_rows, json_safe
-from gymgate.integrations.inspect.scorer import reward
+from gymgate.integrations.inspect.scorer import reward, target_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
-from gymgate.rollouts.answers import answer_of
 from gymgate.rollouts.row import input_items
-from gymgate.rollouts.transcript import text_of, transcript
+from gymgate.rollouts.transcript import transcript
 from gymgate.stack.sync import run_apart
 
 _OWN = ("dialect",)
@@ -79,12 +78,6 @@ async def _samples(rows: Sequence[EvalRow], chosen: EvalOptions) -> list[Sample]
             )
         )
     return samples
-
-
-def target_of(row: Mapping[str, Any]) -> str:
-    """Return the right answer that a row, or a result that repeats it, holds; empty without one."""
-    answer = answer_of(row)
-    return "" if answer is None else text_of(answer.value)
 
 
 async def conversation_of(params: dict[str, Any]) -> list[ChatMessage]:

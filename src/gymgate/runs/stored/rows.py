@@ -11,6 +11,7 @@ from typing import Any
 from gymgate.core.errors import ConfigError, DataError
 from gymgate.gym.row_sources import open_rows
 from gymgate.rollouts.row import Row, TaskKey
+from gymgate.runs.stored.record import CollectedRollout
 
 
 class RowReader:
@@ -43,6 +44,13 @@ class RowReader:
             )
         by_line = next((row for row in equal if row.line == line), None)
         return (by_line or equal[min(task.occurrence, len(equal) - 1)]).data
+
+    def read_if_there(self, rollout: CollectedRollout) -> dict[str, Any]:
+        """Return the row of a rollout; empty if it cannot be read again."""
+        try:
+            return self.read(rollout.source, rollout.task_key, rollout.line)
+        except (ConfigError, DataError):
+            return {}
 
 
 class _OpenedRows:
