@@ -47,7 +47,7 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
     "reward differs": (
         "Recorded rewards that are not reproduced",
         "The recorded answers were replayed through the environment's agent and scoring. They did not get the recorded reward, "
-        "or could not be given, because the environment said something else than recorded.",
+        "or could not be given, because the environment said what the replayed part of the recording does not hold.",
     ),
     "reward changes": (
         "Rewards that change",
