@@ -294,6 +294,28 @@ async def test_the_policys_failure_is_the_rollouts(agent: Agent) -> None:
     assert outcome["error"]["status_code"] == 500
 
 
+async def test_a_judge_that_is_waited_for_no_longer_fails_the_rollout_though_its_score_is_heard_first() -> (
+    None
+):
+    asked = asyncio.Event()
+
+    async def held(seen: Seen) -> web.Response:
+        asked.set()
+        await asyncio.Event().wait()
+        return web.Response()
+
+    async def agent(scene: Scene) -> web.Response:
+        asking = asyncio.create_task(scene.ask("judge"))
+        await asked.wait()
+        asyncio.get_running_loop().call_later(0.1, asking.cancel)  # its connection closes after the answer
+        return web.json_response({**SCORED, "reward": 0.0})
+
+    async with scene(agent, judge=held) as played:
+        outcome = await played.run()
+    assert kind_of(outcome) == ("failed", "policy")
+    assert "closed" in outcome["error"]["message"]
+
+
 @pytest.mark.parametrize("model_server", ["policy_model", "judge"])
 async def test_a_call_that_cannot_be_translated_is_the_environments_failure(model_server: str) -> None:
     async def agent(scene: Scene) -> web.Response:

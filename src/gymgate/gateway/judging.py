@@ -35,6 +35,11 @@ class JudgeCalls:
             (lost_call_error(call) for call in self._open if call.connection_lost), self._lost_elsewhere()
         )
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a call has no end yet."""
+        return bool(self._open)
+
     def watch(self, lost: Callable[[], GymgateError | None]) -> None:
         """Count what `lost` returns as a failure too: of calls that may have been made for this rollout."""
         self._lost_elsewhere = lost

@@ -126,6 +126,10 @@ class RolloutRun:
             message = f"{self.label} broke the connection: {error}"
             self._fail(StackLostError(message))
             return
+        if self.route.judges.under_way:
+            await asyncio.sleep(
+                _DEATH_SHOWS_S
+            )  # that a server waits no longer may be heard after what it answered
         if self.route.judges.failure is not None:
             self._fail(self.route.judges.failure, judge=True)
             self.fields["error"]["reward_given"] = self._reward_given(body) if status == 200 else None
