@@ -101,7 +101,8 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
 UNDECIDED = (
     "Recorded rewards, undecided",
     "An answer's comparison ran into its own timeout, some on a machine that did other work, too. Without it, such comparisons "
-    "took 8 and 11 s of CPU on one machine, and 2 to 4 s on a faster one, where with nothing else running the rewards of the same row are reproduced.",
+    "took 8 and 11 s of CPU on one machine, and 2 to 4 s on a faster one, where with nothing else running the rewards of the "
+    "same row are reproduced.",
 )
 """Title and explanation of rewards that differ for a cause that may be the machine's."""
 
