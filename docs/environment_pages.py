@@ -66,10 +66,10 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
     ),
     "failure scored": (
         "Failures that are scored like answers",
-        "The judge, a tool or the policy failed, and the reward does not show it. That can be an environment's rule: arena's "
-        "README says that failed judge games receive zero, and its win rates leave them out; agentif's that such a row scores 0; "
-        "longmemeval's that its accuracy leaves such rows out; jailbreak_detection and over_refusal_detection say in their code "
-        "that they keep an older rule.",
+        "The judge, a tool or the policy failed, and the reward does not show it. That can be an environment's rule: "
+        "arena's README says that failed judge games receive zero, and its win rates leave them out; agentif's README "
+        "says that such a row scores 0, and longmemeval's that its accuracy leaves such rows out; jailbreak_detection and "
+        "over_refusal_detection say in their code that they keep an older rule.",
     ),
     "right answer rejected": (
         "Right answers that are rejected",

@@ -23,6 +23,7 @@ from gymgate.cli.export import command
 from gymgate.core.errors import ConfigError
 from gymgate.integrations.inspect.eval_log import _usage
 from gymgate.integrations.inspect.scorer import score_of as score_of_record
+from gymgate.integrations.inspect.scorer import target_of
 from gymgate.rollouts.row import make_row
 from support.inspected import INSPECT, samples_of, score_of
 from support.scripted import ScriptedPolicy
@@ -315,10 +316,16 @@ def test_where_calls_are_graded_they_are_the_answer() -> None:
         {"type": "function_call", "call_id": "1", **call("Oslo")},
         {"type": "message", "content": "Done."},
     ]
-    record = {"status": "completed", "reward": 0.0, "result": {"response": {"output": said}}}
+    record: dict[str, Any] = {"status": "completed", "reward": 0.0, "result": {"response": {"output": said}}}
     answer = score_of_record(record, "Done.", {"ground_truth": [call("Rome")]}).answer
     assert answer is not None
-    assert orjson.loads(answer) == call("Oslo")
+    assert orjson.loads(answer) == {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    assert orjson.loads(target_of({"ground_truth": [call("Oslo")]})) == orjson.loads(answer), "in one form"
+    assert (
+        score_of_record({**record, "result": {}}, "Done.", {"ground_truth": [call("Rome")]}).answer == "Done."
+    )
+    repeated = {**record["result"], "ground_truth": [call("Rome")]}
+    assert score_of_record({**record, "result": repeated}, "Done.").answer == answer
     assert score_of_record(record, "Done.", {"expected_answer": "Rome"}).answer == "Done."
     assert score_of_record(record, "Done.").answer == "Done."
 

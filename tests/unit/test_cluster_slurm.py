@@ -252,6 +252,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["-bhttp://h/v1"], False),
         (["--base-url=http://127.example.com/v1"], False),
         (["-b", "http://a:b@127.0.0.1:8000/v1"], True),
+        (["-b", "http://h:1/v1,HTTP://localhost"], True),
+        (["-b", "http://h:1/v1?x=http://localhost:3/", "--env-var", "P=http://localhost:1/"], False),
         (["-b", "http://h/v1", "--judge", "j=M@http://[::1]:9/v1"], True),
     ):
         done = CliRunner().invoke(command, [*arguments, "--dry-run", "--", "mcqa", *policy])

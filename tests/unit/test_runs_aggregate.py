@@ -612,7 +612,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert [line.split()[-2:] for line in chosen[:2]] == [["se", "pass@2"], ["±0.289", "0.667"]]
     assert isinstance(CliRunner().invoke(command, [str(run), "-k", "0"]).exception, ConfigError)
     header, cells, _ = CliRunner().invoke(command, [str(run), "--wide"]).stdout.splitlines()
-    assert header.split()[-5:] == ["pass@1", "95%", "±runs", "pass@2", "maj@2"]
+    assert header.split()[-5:] == ["pass@1", "pass@1_ci95", "±runs", "pass@2", "maj@2"]
     interval, other = cells.split()[-8:-5], [*cells.split()[-10:-8], *cells.split()[-5:]]
     assert interval == ["0.000", "to", "1.000"]
     assert other == ["0.500", "±0.289", "0.167", "0.667", "±0.333", "0.500", "±0.289"]

@@ -15,7 +15,7 @@ from gymgate.core.errors import ConfigError
 from gymgate.results.atif import export_trajectories
 from gymgate.results.export import export_dataset, export_lines, export_rows
 from gymgate.runs.counted.aggregate import RunTable, read_runs
-from gymgate.runs.counted.metrics import parse_bounds
+from gymgate.runs.counted.metrics import keep, parse_bounds
 from gymgate.runs.stored.gym_rollouts import export_rollouts
 from gymgate.runs.stored.rows import RowReader
 
@@ -84,9 +84,11 @@ def command(
         raise ConfigError(
             f"--to {form} needs the input rows, which {files[0]} does not hold: give a directory of gymgate run"
         )
+    environments = {task.environment for task in table.tasks.tasks.values()}
     if form == "rows":
         limits = parse_bounds(bounds) if bounds else (-math.inf, math.inf)
         tasks = table.tasks
+        environments = {task.environment for task in keep(tasks, *limits)}
         easiest_first = order == "pass-rate"
         count = export_rows(tasks, output, *limits, RowReader(datasets), easiest_first=easiest_first)
         written = f"{count} of {len(tasks.tasks)} rows"
@@ -97,13 +99,13 @@ def command(
     for note in (*table.strange, *table.missing):
         log(note)
     log(f"{output}: {written}")
-    log_next(_step_after(form, output, {task.environment for task in table.tasks.tasks.values()}))
+    log_next(_step_after(form, output, environments))
 
 
-def _step_after(form: str, output: Path, environments: Collection[str | None]) -> str:
+def _step_after(form: str, output: Path, environments: Collection[str]) -> str:
     """Return what reads an export, as a command, in Python, or in words."""
     path = shlex.quote(str(output))
-    rows = path if len(environments) > 1 else f"{min(map(str, environments), default='ENV')} --data {path}"
+    rows = f"{shlex.quote(min(environments))} --data {path}" if len(environments) == 1 else path
     if form == "dataset":
         reader = {".parquet": "read_parquet", ".csv": "read_csv"}.get(output.suffix, "read_json")
         lines = ", lines=True" if reader == "read_json" else ""

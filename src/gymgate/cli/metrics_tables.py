@@ -58,11 +58,11 @@ def accepted_answers(rows: Rows, release: str | None = None) -> Iterator[str]:
         version = release or RuntimeConfig().version
         records = [record for kind in PACKAGED_KINDS if (record := shipped_record(kind, name, version))]
         known = (text for record in records if (text := right_answer(record)).startswith("accepts"))
-        has_some = any(record.compared for record in records)
-        see = f"gymgate run {name} --show prints recorded ones" if has_some else f"see gymgate info {name}"
-        accepted = next(known, see)
+        rewards = [float(reward) for each in records for reward in (each.shape.rewards if each.shape else ())]
+        shown = f"gymgate run {name} --show prints recorded answers, with their rewards"
+        see = shown if max(rewards, default=0.0) > 0 else f"See gymgate info {name}"
         found = f"{name}: the grader found {what} in {count} of {row['rollouts']} rollouts; was it in another form?"
-        yield f"{found} Right answer: {accepted}"
+        yield f"{found} {next((f'Right answer: {text}' for text in known), see)}"
 
 
 def print_costs(usages: Sequence[TokenUsage], *, wide: bool, markdown: bool = False) -> None:
@@ -140,7 +140,7 @@ def _all_columns(rows: Rows) -> list[Column]:
     for name in (*numbered("pass@", rows), *majority):
         columns.append(_column(rows, name, lambda row, name=name: _with_error(row, name), left=True))
         if name == "pass@1":
-            columns.append(_column(rows, "95%", _interval, left=True))
+            columns.append(_column(rows, "pass@1_ci95", _interval, left=True))
             columns.append(_column(rows, "±runs", lambda row: shown_number(row.get("pass@1_se_runs"))))
     if any(row.get("rollouts_per_s") is not None for row in rows):
         columns.append(_column(rows, "rollouts/s", lambda row: shown_number(row.get("rollouts_per_s"), 1)))

@@ -25,7 +25,9 @@ from gymgate.runs.described.plan import parse_seeds
 SUBMIT_TIMEOUT_S = 120.0
 _GIVES_POLICY = frozenset({"-b", "--base-url", "--replay-file", "--spec"})
 """Options of `gymgate run` that say what answers the policy's calls."""
-_LOOPBACK = re.compile(r"https?://(?:[^\s/,@]*@)?(?:localhost|127[\d.]+|\[::1\])[:/][^\s,]*")
+_LOOPBACK = re.compile(
+    r"(?:^|,|@|^[^=:]*=)(https?://(?:[^/,]*@)?(?:localhost|127[\d.]+|\[::1\])(?:[:/][^,]*|$|(?=,)))", re.IGNORECASE
+)
 
 
 @click.command("slurm", context_settings={"ignore_unknown_options": True})
@@ -75,6 +77,7 @@ def command(
             arguments,
             shards=job_options["shards"],
             files=not any(text.startswith("dependency=") for text in options),
+            has_own=bool(serve or job_options["setup"]),
         ),
         output=output,
         options=_pairs(options),
@@ -84,11 +87,6 @@ def command(
     )
     if not (job.serves_policy or any(is_option(argument, _GIVES_POLICY) for argument in arguments)):
         log("warning: no policy: each task replays recorded answers; add -b URL after the --, or --serve")
-    own = _LOOPBACK.search(" ".join(arguments))
-    if own and not (job.serve or job.setup):
-        log(
-            f"warning: {without_login(own[0])} is each task's own node; give the host where it listens, or --serve it"
-        )
     paths = {part: output.absolute() / f"{part}.sbatch" for part in ("array", "aggregate")}
     scripts = {paths["array"]: array_script(job), paths["aggregate"]: aggregate_script(job)}
     submit = output.absolute() / "submit.sh"
@@ -109,15 +107,22 @@ def command(
     _submit(submit)
 
 
-def _checked(arguments: tuple[str, ...], *, shards: int | None, files: bool) -> tuple[str, ...]:
+def _checked(
+    arguments: tuple[str, ...], *, shards: int | None, files: bool, has_own: bool
+) -> tuple[str, ...]:
     """Check the arguments of `gymgate run` now, so that an error does not occur in every task.
 
-    Without `files`, the rows may come from a job that the array waits for.
+    Without `files`, the rows may come from a job that the array waits for; `has_own`: tasks may start servers on their nodes.
     """
     from gymgate.cli.run_spec import checked_line
 
     with _parsed("run", [*arguments, "-o", "x"]) as context:
         rollouts = checked_line(context, log, files=files, count=shards is not None)
+        given = [context.params["urls"] or "", *context.params["judges"]]
+    if not has_own and (own := next(filter(None, map(_LOOPBACK.search, given)), None)):
+        log(
+            f"warning: {without_login(own[1])} is the node that each task runs on; give the name of its host, or --serve it"
+        )
     if shards is not None and rollouts is not None and shards > rollouts:
         raise ConfigError(
             f"--shards {shards}: more shards than rollouts, so some would be empty; give at most {rollouts}"

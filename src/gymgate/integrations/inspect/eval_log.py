@@ -32,6 +32,7 @@ from gymgate.integrations.inspect.scorer import score_of, target_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
 from gymgate.integrations.inspect.task import conversation_of
 from gymgate.results.tables import checked_table
+from gymgate.rollouts.answers import answer_of
 from gymgate.rollouts.transcript import items_of
 from gymgate.runs.counted.account import Account
 from gymgate.runs.counted.aggregate import RunTable
@@ -82,9 +83,7 @@ async def _log_of(table: RunTable) -> EvalLog:
     samples, rows = [], RowReader()
     for rollout in rollouts:
         epochs[_sample_id(rollout)] += 1
-        samples.append(
-            await _sample(rollout, epochs[_sample_id(rollout)], model, rows.read_if_there(rollout))
-        )
+        samples.append(await _sample(rollout, epochs[_sample_id(rollout)], model, rows))
     environments = ", ".join(sorted({rollout.environment for rollout in rollouts}))
     finished = [rollout.finished for rollout in rollouts]
     begun = [rollout.finished - rollout.timing.total_s for rollout in rollouts]
@@ -154,8 +153,9 @@ def _task_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value}
 
 
-async def _sample(rollout: CollectedRollout, epoch: int, model: str, row: Mapping[str, Any]) -> EvalSample:
+async def _sample(rollout: CollectedRollout, epoch: int, model: str, rows: RowReader) -> EvalSample:
     result = rollout.result or {}
+    row = rows.read_if_there(rollout) if answer_of(result) is None else {}
     opening, answered = items_of(result)
     messages = await conversation_of({"input": [*opening, *answered]})
     output = _output(messages, rollout, model)
@@ -166,7 +166,7 @@ async def _sample(rollout: CollectedRollout, epoch: int, model: str, row: Mappin
         id=_sample_id(rollout),
         epoch=epoch,
         input=await conversation_of({"input": opening}),
-        target=target_of(result) or target_of(row),
+        target=target_of(result, row),
         messages=messages,
         output=output,
         scores=None if failure else {SCORER: score_of(record_of(rollout), output.completion, row)},

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
 from inspect_ai.solver import TaskState
 
+from gymgate.core import codec
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY
 from gymgate.rollouts import outcome_of
 from gymgate.rollouts.answers import answer_of, calls_in
@@ -21,22 +24,46 @@ def reward() -> Scorer:
     """Score by NeMo Gym's reward; its parts and Gym's metrics are in the score's metadata."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        return score_of(state.store.get(ROLLOUT_KEY), state.output.completion, state.metadata.get("row"))
+        return score_of(
+            state.store.get(ROLLOUT_KEY), state.output.completion, state.metadata.get("row") or {}
+        )
 
     return score
 
 
-def target_of(row: Mapping[str, Any]) -> str:
-    """Return the right answer that a row, or a result that repeats it, holds; empty without one."""
-    answer = answer_of(row)
-    return "" if answer is None else text_of(answer.value)
+def target_of(*rows: Mapping[str, Any]) -> str:
+    """Return the right answer that the first of these rows has, or results that repeat a row; empty without one."""
+    answer = next((answer for row in rows if (answer := answer_of(row))), None)
+    if answer is None:
+        return ""
+    return text_of([*map(_shown, calls_in(answer.value))] or answer.value)
 
 
-def score_of(rollout: Mapping[str, Any] | None, answer: str, row: Mapping[str, Any] | None = None) -> Score:
+def _graded_calls(result: Mapping[str, Any], row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the policy's calls of tools if the right answer is such calls."""
+    right = answer_of(result) or answer_of(row)
+    if right is None or not calls_in(right.value):
+        return []
+    said = (item for item in items_of(result)[1] if item.get("type") == "function_call")
+    return [_shown(item) for item in said]
+
+
+def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call in one form, whether the right one or the policy's."""
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):
+            arguments = codec.loads(arguments.encode(errors="replace"))
+    return {"name": call.get("name"), "arguments": arguments}
+
+
+def score_of(
+    rollout: Mapping[str, Any] | None, answer: str, row: Mapping[str, Any] = MappingProxyType({})
+) -> Score:
     """Return the score of a rollout's record; `None` is a sample that a limit of Inspect's ended before Gym scored it.
 
     `answer` is what the policy said last, for environments that do not say which answer they took from it, and whose `row` does
-    not have calls of tools as its right answer: there it is the policy's calls.
+    not have calls of tools as its right answer: there it is the policy's calls, if it made any.
     """
     if rollout is None:
         return Score.unscored(reason="no_result", explanation="ended before NeMo Gym scored it")
@@ -50,15 +77,8 @@ def score_of(rollout: Mapping[str, Any] | None, answer: str, row: Mapping[str, A
     found = rollout.get("answer_found")
     if (extracted := extracted_answer(rollout.get("result"), found)) is not None:
         answer = str(extracted)
-    elif (right := answer_of(row or {})) is not None and calls_in(right.value):
-        said = items_of(rollout.get("result"))[1]
-        answer = text_of(
-            [
-                {name: item.get(name) for name in ("name", "arguments")}
-                for item in said
-                if item.get("type") == "function_call"
-            ]
-        )
+    elif calls := _graded_calls(rollout.get("result") or {}, row):
+        answer = text_of(calls)
     remark = NO_ANSWER if found is False else None
     part = "" if remark is None else f": {remark}"
     if result.reward is None:

@@ -373,10 +373,9 @@ class Collection:
             for since, planned in longest
         )
         rest = len(self.in_flight) - len(longest)
-        waited = (
-            f"nothing finished for {idle:.0f} s; waiting for {names}{f' and {rest} more' if rest else ''}"
-        )
-        return f"{waited}; --timeout ends each, after {self.limits.timeout_s:g} s now"
+        others = f" and {rest} more" if rest else ""
+        ends = f"each is ended after {self.limits.timeout_s:g} s (--timeout)"
+        return f"nothing finished for {idle:.0f} s; waiting for {names}{others}; {ends}"
 
     async def _describe_calls(self, stack: Stack) -> str:
         try:

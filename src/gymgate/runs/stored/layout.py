@@ -113,7 +113,9 @@ def read_planned(path: Path, extent: Extent) -> PlannedIdentities | None:
 
 def holds_traces(path: Path) -> bool:
     """Whether a path is verifiers' traces, or a directory with those of one or of several evals."""
-    return path.name == TRACES or any(any(path.glob(name)) for name in (TRACES, f"*/{TRACES}"))
+    return (path.name == TRACES and path.is_file()) or any(
+        any(path.glob(name)) for name in (TRACES, f"*/{TRACES}")
+    )
 
 
 def without_run(path: Path) -> str:

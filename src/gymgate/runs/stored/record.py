@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,12 +16,9 @@ from gymgate.rollouts import Rollout
 from gymgate.rollouts.row import TaskKey
 from gymgate.runs.described.plan import Identity, PlannedRollout
 from gymgate.runs.stored.tokens import tokens_of
-from gymgate.stack.description import resolved_source
 
 _READ = 1 << 20
 _PLANNED = set(Identity._fields)
-_whole_path = functools.lru_cache(maxsize=256)(resolved_source)
-"""Of a file of rows, so that commands in another directory find it."""
 
 
 class CollectedRollout(Rollout):
@@ -58,10 +54,13 @@ class CollectedRollout(Rollout):
 
 def collected(planned: PlannedRollout, rollout: Rollout, attempt: int) -> CollectedRollout:
     """A rollout together with its place in the run."""
+    source = Path(planned.row.source)
     return CollectedRollout.model_construct(
         **planned.identity._asdict(),
         task=planned.task,
-        source=_whole_path(planned.row.source),
+        source=str(source.absolute())
+        if source.is_file()
+        else planned.row.source,  # found from elsewhere, too
         line=planned.row.line,
         attempt=attempt,
         finished=round(time.time(), 3),

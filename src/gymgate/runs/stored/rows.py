@@ -21,6 +21,8 @@ class RowReader:
         """`datasets` are those that the user gave: no other is fetched or loaded, whatever a run names as its source."""
         self._datasets = datasets
         self._opened: dict[str, _OpenedRows] = {}
+        self._lost = set[str]()
+        """What could not be opened."""
 
     def read(self, source: str, task: TaskKey, line: int) -> dict[str, Any]:
         """Return the row of a task, which stood in this line when it was run.
@@ -46,10 +48,14 @@ class RowReader:
         return (by_line or equal[min(task.occurrence, len(equal) - 1)]).data
 
     def read_if_there(self, rollout: CollectedRollout) -> dict[str, Any]:
-        """Return the row of a rollout; empty if it cannot be read again."""
+        """Return the row of a rollout; empty if it cannot be read again: its file may be gone, or another user's."""
+        if rollout.source in self._lost:
+            return {}
         try:
             return self.read(rollout.source, rollout.task_key, rollout.line)
-        except (ConfigError, DataError):
+        except (ConfigError, DataError, OSError, RuntimeError):
+            if rollout.source not in self._opened:
+                self._lost.add(rollout.source)
             return {}
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ _KEEPALIVE_S = 2.0
 _MAX_RESULT = results.LONGER * MAX_BODY
 # Within this time a server's death is noticed, and ends its rollouts with the better reason.
 _DEATH_SHOWS_S = 0.5
+_POLL_S = 0.01
 UNHEARD_AT_ONCE, UNHEARD_S = 500, 30.0
 """Rows of a stack that may be posted before their first model call came, and how long each counts. A busy server accepts no
 connection for seconds, and meanwhile the kernel keeps 2,048 for it (uvicorn's backlog) and drops or resets all further ones."""
@@ -80,6 +82,8 @@ class RolloutRun:
     """Stands in the error if the time runs out."""
     fields: dict[str, Any] = field(default_factory=dict)
     """Fields of the `Rollout`: its status with its result, its limit or its error."""
+    ends_at: float = math.inf
+    """When its time is over, by the loop's clock."""
     keys_dropped: bool = False
     """Whether policy calls without a key were refused meanwhile."""
 
@@ -95,6 +99,7 @@ class RolloutRun:
         keyless_before = stack.gateway.keyless_policy_calls
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
+                self.ends_at = deadline.when() or self.ends_at
                 await (self._in_process(stack) if own_process else self._on_servers(stack))
         except GymgateError as error:
             self._fail(error)
@@ -126,10 +131,7 @@ class RolloutRun:
             message = f"{self.label} broke the connection: {error}"
             self._fail(StackLostError(message))
             return
-        if self.route.judges.under_way:
-            await asyncio.sleep(
-                _DEATH_SHOWS_S
-            )  # that a server waits no longer may be heard after what it answered
+        await self._hear_of_judges()
         if self.route.judges.failure is not None:
             self._fail(self.route.judges.failure, judge=True)
             self.fields["error"]["reward_given"] = self._reward_given(body) if status == 200 else None
@@ -142,6 +144,14 @@ class RolloutRun:
                 await asyncio.sleep(_DEATH_SHOWS_S)  # the agent's error may come from a server that died
             clean = body.replace(self.route.key.encode(), self.route.rollout_id.encode())
             self._fail(self.route.failure or results.run_error(status, clean, self.server, self.kind))
+
+    async def _hear_of_judges(self) -> None:
+        """Wait a moment for the end of judges' calls: that a server waits no longer may be heard after what it answered."""
+        loop, judges = asyncio.get_running_loop(), self.route.judges
+        for _ in range(round(_DEATH_SHOWS_S / _POLL_S)):
+            if not judges.under_way or judges.failure is not None or loop.time() > self.ends_at - 2 * _POLL_S:
+                return
+            await asyncio.sleep(_POLL_S)
 
     def packed(self) -> Reply:
         """Return the record, for the SDK process."""
