@@ -26,7 +26,8 @@ SUBMIT_TIMEOUT_S = 120.0
 _GIVES_POLICY = frozenset({"-b", "--base-url", "--replay-file", "--spec"})
 """Options of `gymgate run` that say what answers the policy's calls."""
 _LOOPBACK = re.compile(
-    r"(?:^|,|@|^[^=:]*=)(https?://(?:[^/,]*@)?(?:localhost|127[\d.]+|\[::1\])(?:[:/][^,]*|$|(?=,)))", re.IGNORECASE
+    r"(?:^|,|@|^[^=:]*=)(https?://(?:[^/,]*@)?(?:localhost|127[\d.]+|\[::1\])(?:[:/][^,]*|$|(?=,)))",
+    re.IGNORECASE,
 )
 
 
