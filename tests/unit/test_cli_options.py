@@ -202,3 +202,11 @@ def test_an_unknown_command_is_refused_with_a_near_one(name: str, near: str | No
     line = done.output.splitlines()[-1]
     assert repr(name) in line
     assert line.endswith(f"{near}?" if near else ".")
+
+
+@pytest.mark.parametrize("command", ["run --data", "eval run --data", "run -b", "check --base-url"])
+def test_what_would_drop_the_first_of_two_values_is_refused(command: str) -> None:
+    words = command.split()
+    done = CliRunner().invoke(cli, [*words, "http://a/v1", words[-1], "http://b/v1"])
+    assert done.exit_code == 2, done.output
+    assert "2 times" in done.output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -57,11 +57,30 @@ class Option(click.Option):
         *args: Any,
         group: str = "Other",
         field: tuple[type[Config], str] | None = None,
+        once: str = "",
         **attributes: Any,
     ) -> None:
         super().__init__(*args, **attributes)
         self.group = group
         self.field = field
+        self.once = once
+        """What to do instead of giving it twice, where the last of several would drop the others without a word."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Keep each value of an option that may be given once."""
+        if self.once:
+            parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append")
+        else:
+            super().add_to_parser(parser, ctx)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
+        """Return the value. Raises `click.UsageError` for several of an option that may be given once."""
+        values = opts.get(self.name or "") if self.once else None
+        if not isinstance(values, list):
+            return super().consume_value(ctx, opts)
+        if len(values) > 1:
+            raise click.UsageError(f"{self.opts[-1]} is given {len(values)} times; {self.once}", ctx)
+        return super().consume_value(ctx, {**opts, self.name or "": values[0]})
 
 
 def option(group: str, *names: str, **attributes: Any) -> Callable[[Command], Command]:
@@ -322,7 +341,9 @@ kind_option = option(
     type=click.Choice([*KINDS.values()]),
     help="Only environments of this kind, by the release's directory.",
 )
-data_option = field_option("Rows", RunSpec, "data", "--data", metavar="ROWS")
+data_option = field_option(
+    "Rows", RunSpec, "data", "--data", metavar="ROWS", once="put the lines of all files into one"
+)
 rows_option = field_option("Rows", RunSpec, "rows", "-n", "--rows")
 repeats_option = field_option("Rows", RunSpec, "repeats", "-r", "--repeats")
 concurrency_option = field_option("Limits", Pace, "concurrency", "-c", "--concurrency")
@@ -332,6 +353,7 @@ base_url_option = option(
     "--base-url",
     "urls",
     metavar="URL[,URL...]",
+    once="separate replicas with commas",
     help="Base URL of the policy, including /v1. Separate replicas with commas; slurm:PORT is every node of this Slurm job. "
     "[recorded rollouts are replayed]",
 )
