@@ -342,7 +342,7 @@ kind_option = option(
     help="Only environments of this kind, by the release's directory.",
 )
 data_option = field_option(
-    "Rows", RunSpec, "data", "--data", metavar="ROWS", once="put the lines of all files into one"
+    "Rows", RunSpec, "data", "--data", metavar="ROWS", once="gymgate data blend makes one file of several"
 )
 rows_option = field_option("Rows", RunSpec, "rows", "-n", "--rows")
 repeats_option = field_option("Rows", RunSpec, "repeats", "-r", "--repeats")
