@@ -73,7 +73,7 @@ class _EvalHooks(Hooks):  # type: ignore[misc]
                 total = log.results.total_samples if log.results else count
                 # A retry takes the others from the earlier log, and Inspect's results have all.
                 now = f"{count} of {total} samples ran now: " if count < total else ""
-                rows = log.eval.dataset.samples or len(tasks.tasks)
+                rows = total // (log.eval.config.epochs or 1)
                 examples = f"; {example_note(rows)}" if log.eval.eval_id in self._on_examples else ""
                 print(printable(f"{log.eval.task}: {now}{account}{examples}"), file=sys.stderr, flush=True)
 
