@@ -84,7 +84,7 @@ def command(
         raise ConfigError(
             f"--to {form} needs the input rows, which {files[0]} does not hold: give a directory of gymgate run"
         )
-    environments = {task.environment for task in table.tasks.tasks.values()}
+    environments: Collection[str] = ()
     if form == "rows":
         limits = parse_bounds(bounds) if bounds else (-math.inf, math.inf)
         tasks = table.tasks
@@ -103,7 +103,7 @@ def command(
 
 
 def _step_after(form: str, output: Path, environments: Collection[str]) -> str:
-    """Return what reads an export, as a command, in Python, or in words."""
+    """Return what reads an export, as a command, in Python, or in words. `environments` are those of exported rows."""
     path = shlex.quote(str(output))
     rows = f"{shlex.quote(min(environments))} --data {path}" if len(environments) == 1 else path
     if form == "dataset":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -14,9 +13,11 @@ import click
 
 from gymgate.cli.options import OTHER, field_option, parsed
 from gymgate.cli.output import echo, log
+from gymgate.cli.texts import parse_judges
 from gymgate.cluster.servers import split_command
 from gymgate.cluster.slurm import SlurmJob, aggregate_script, array_script, is_option, submit_script
 from gymgate.core.addresses import without_login
+from gymgate.core.config import HTTPEndpoint
 from gymgate.core.errors import ConfigError
 from gymgate.core.files import replacing
 from gymgate.gym.runtime.command import CommandError, CommandTimeoutError, run_command
@@ -25,10 +26,6 @@ from gymgate.runs.described.plan import parse_seeds
 SUBMIT_TIMEOUT_S = 120.0
 _GIVES_POLICY = frozenset({"-b", "--base-url", "--replay-file", "--spec"})
 """Options of `gymgate run` that say what answers the policy's calls."""
-_LOOPBACK = re.compile(
-    r"(?:^|,|@|^[^=:]*=)(https?://(?:[^/,]*@)?(?:localhost|127[\d.]+|\[::1\])(?:[:/][^,]*|$|(?=,)))",
-    re.IGNORECASE,
-)
 
 
 @click.command("slurm", context_settings={"ignore_unknown_options": True})
@@ -116,13 +113,17 @@ def _checked(
     Without `files`, the rows may come from a job that the array waits for; `has_own`: tasks may start servers on their nodes.
     """
     from gymgate.cli.run_spec import checked_line
+    from gymgate.core.http_client import is_for_loopback
 
     with _parsed("run", [*arguments, "-o", "x"]) as context:
         rollouts = checked_line(context, log, files=files, count=shards is not None)
-        given = [context.params["urls"] or "", *context.params["judges"]]
-    if not has_own and (own := next(filter(None, map(_LOOPBACK.search, given)), None)):
+        judges = parse_judges(context.params["judges"]).values()
+        given = (context.params["urls"] or "").split(",")
+    given += [judge.base_url for judge in judges if isinstance(judge, HTTPEndpoint)]
+    own = [url for url in given if is_for_loopback(url.partition("//")[2])]
+    if own and not has_own:
         log(
-            f"warning: {without_login(own[1])} is the node that each task runs on; give the name of its host, or --serve it"
+            f"warning: {without_login(own[0])} is the node that each task runs on; give its host's name, or --serve it"
         )
     if shards is not None and rollouts is not None and shards > rollouts:
         raise ConfigError(

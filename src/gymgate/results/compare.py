@@ -163,15 +163,15 @@ def verdict(row: Mapping[str, Any], names: Sequence[str]) -> str:
     if not (row["better"] or row["worse"]):
         return f"{where}: equal rewards in all {row['pairs']} pairs"
     interval = "" if low is None else f"95% interval {low:+.3f} to {row['difference_ci95_high']:+.3f}, "
-    size = f"{difference:+.3f} ({interval}p {shown_p(p)}"
+    size, certainty = f"{difference:+.3f}", f"{interval}p {shown_p(p)}"
     rows = row["rows_paired"]
     if p <= st.LEVEL:
-        return f"{where}: {names[difference > 0]} is better, {size}, {rows} rows){_despite_failures(row)}"
+        return f"{where}: {names[difference > 0]} is better, {size} ({certainty}, {rows} rows){_despite_failures(row)}"
     needed = row["rows_needed"]
     few = f"; fewer than {st.FEWEST_TASKS} rows never can" if rows < st.FEWEST_TASKS else ""
     power = "" if needed is None else f"; for such a difference, 80% power needs about {needed:,} rows"
     pairs = f"{row['pairs']} pairs of {rows} rows" if rows > 1 else "one row"
-    return f"{where}: {pairs} cannot tell, {size}){few}{power}"
+    return f"{where}: {pairs} cannot tell, {size} ({certainty}){few}{power}"
 
 
 def shown_p(p: float) -> str:

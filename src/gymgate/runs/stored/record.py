@@ -16,6 +16,7 @@ from gymgate.rollouts import Rollout
 from gymgate.rollouts.row import TaskKey
 from gymgate.runs.described.plan import Identity, PlannedRollout
 from gymgate.runs.stored.tokens import tokens_of
+from gymgate.stack.description import resolved_source
 
 _READ = 1 << 20
 _PLANNED = set(Identity._fields)
@@ -54,13 +55,10 @@ class CollectedRollout(Rollout):
 
 def collected(planned: PlannedRollout, rollout: Rollout, attempt: int) -> CollectedRollout:
     """A rollout together with its place in the run."""
-    source = Path(planned.row.source)
     return CollectedRollout.model_construct(
         **planned.identity._asdict(),
         task=planned.task,
-        source=str(source.absolute())
-        if source.is_file()
-        else planned.row.source,  # found from elsewhere, too
+        source=resolved_source(planned.row.source),
         line=planned.row.line,
         attempt=attempt,
         finished=round(time.time(), 3),
