@@ -47,7 +47,7 @@ KINDS: dict[FindingKind, tuple[str, str]] = {
     "reward differs": (
         "Recorded rewards that are not reproduced",
         "The recorded answers were replayed through the environment's agent and scoring. They did not get the recorded reward, "
-        "or could not be given, because the environment said what the replayed part of the recording does not hold.",
+        "or could not be given, because the environment said something that the replayed part of the recording does not hold.",
     ),
     "reward changes": (
         "Rewards that change",
@@ -158,14 +158,14 @@ PROVEN: dict[ProbeKind, tuple[str, str]] = {
 }
 """Title and explanation of each kind of flag, in the order of the page."""
 WITNESSES = """\
-In the next three tables, a [probe](check.md#probes) gave an answer. Each line shows the reward that it got and, if it has
-one, that of the row's right answer or of its recorded one. The mean of the recorded answers is that of all recordings that
-the environment ships; a probe may have tried other rows, too. An answer of calls ends with a message. The file and line are
-in the release's code, or in that of a package it installs. A reason (*why*) is our reading of them. It stands only where the
-command also gives counter-witnesses: answers that would earn another reward if it were false. *documented* is where the
-authors describe the rule or the behaviour; what they do not describe may be intended, too. Environments with the same grader
-share a line, which shows the rows of the first; each has its own on its page. Each command shows it again, in the first and
-without a model. Packaged rows count from 0, lines of recordings from 1.
+In the next three tables, a [probe](check.md#probes) gave an answer. Each line shows the reward of that answer and, if there
+is one, the reward of the row's right answer or of its recorded one. The mean of the recorded answers is that of all
+recordings that the environment ships; a probe may have tried other rows, too. An answer that calls tools ends with a
+message. The file and line are in the release's code, or in that of a package it installs. A reason (*why*) is our reading of
+them. It stands only where the command also gives counter-witnesses: answers that would earn another reward if it were false.
+*documented* is where the authors describe the rule or the behaviour; what they do not describe may be intended, too.
+Environments with the same grader share a line, which shows the rows of the first; each has its own on its page. Each command
+shows it again, in the first and without a model. Packaged rows count from 0, lines of recordings from 1.
 """
 _ESCAPED = str.maketrans({"<": "&lt;", "[": "\\[", "*": "\\*", "`": "&#96;"})
 SUSPECTED = """\
