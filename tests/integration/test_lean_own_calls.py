@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gymgate.core.config import SUPPORTED_NEMO_GYM
-from support.lean import Served, both, comparable, http
+from support.lean import Served, both, comparable, http, logs_of
 
 pytestmark = pytest.mark.gym
 
@@ -60,7 +60,8 @@ async def test_calls_have_the_same_answers(agents: tuple[Served, Served], path: 
         if call.get("mode") == "background":
             for agent in agents:
                 await agent.until("background ran")
-        assert lean.log() == stock.log(), name
+        logs = await logs_of(agents)
+        assert logs[1] == logs[0], name
 
 
 async def test_only_a_call_over_a_socket_takes_descriptors(agents: tuple[Served, Served]) -> None:
@@ -87,7 +88,8 @@ async def test_a_caller_that_gives_up_cancels_as_over_a_socket(
             while last not in await agent.events():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert {*await agent.events()} == {"wait begins", "the caller gave up", last}
-    assert agents[1].log() == agents[0].log()
+    logs = await logs_of(agents)
+    assert logs[1] == logs[0]
 
 
 async def test_a_rollout_that_is_hung_up_cancels_the_call_under_it(
@@ -98,7 +100,8 @@ async def test_a_rollout_that_is_hung_up_cancels_the_call_under_it(
         await agent.until("wait begins")
         writer.close()
         await agent.until({"0.7.0": "wait cancelled", "0.6.0": "wait went on"}[version])
-    assert agents[1].log() == agents[0].log()
+    logs = await logs_of(agents)
+    assert logs[1] == logs[0]
 
 
 async def test_a_broken_answer_is_an_error_to_the_caller(agents: tuple[Served, Served]) -> None:

@@ -104,6 +104,21 @@ def session_in(cookie: str) -> str:
     return _UUID.sub("UUID", cookie if cookie == "null" else base64.b64decode(data).decode())
 
 
+async def logs_of(servers: tuple[Served, Served], last: str | None = None) -> list[list[str]]:
+    """Return the two logs as soon as they are the same, or as they are after 20 s: a line may come after an answer.
+
+    `last` names the line that both must end with, where there is one.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ANSWER_S):
+            while True:
+                stock, lean = (served.log() for served in servers)
+                if lean == stock and last in (None, *stock[-1:]):
+                    break
+                await asyncio.sleep(0.01)
+    return [served.log() for served in servers]
+
+
 @contextlib.asynccontextmanager
 async def both(
     version: str,
