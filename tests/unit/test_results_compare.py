@@ -502,6 +502,8 @@ def test_examples_are_called_that_wherever_they_are_compared_or_counted(tmp_path
     said, page = "3 example rows, not the benchmark", tmp_path / "c.html"
     assert said in CliRunner().invoke(command, [*runs, "-o", str(page)]).stdout
     assert said in page.read_text()
+    [compared_run] = orjson.loads(CliRunner().invoke(command, [*runs, "--json"]).stdout)["compared"]
+    assert compared_run["said"] == [said, "e: equal rewards in all 6 pairs"]
     assert said in orjson.loads(CliRunner().invoke(aggregate, [runs[0], "--json"]).stdout)["notes"]
     own = str(make_run(tmp_path / "own", [[0.0, 1.0]] * 3, sources=["/rows.jsonl"]))
     assert said not in CliRunner().invoke(command, [runs[0], own, "-o", str(page)]).stdout

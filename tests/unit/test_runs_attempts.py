@@ -204,6 +204,17 @@ def test_an_export_of_records_is_read_as_the_run(tmp_path: Path) -> None:
     assert summary_rows(read_runs([output]).tasks) == summary_rows(read_runs([run]).tasks)
 
 
+@pytest.mark.parametrize(("form", "left_out"), [("jsonl", True), ("dataset", False)])
+def test_an_export_says_how_many_failed_rollouts_it_leaves_out(
+    tmp_path: Path, form: str, left_out: bool
+) -> None:
+    lost = [failure(0, repeat, final=True) for repeat in (2, 3)]
+    run = stored(tmp_path / "run", [line(0, repeat) for repeat in range(2)], lost)
+    done = CliRunner().invoke(export, [str(run), "--to", form, "-o", str(tmp_path / "x.jsonl")])
+    assert done.exit_code == 0, done.output
+    assert ("2 that failed left out" in done.stderr) == left_out
+
+
 @pytest.mark.parametrize("name", ["total_s", "started_s", "finished"])
 def test_a_time_that_no_calendar_has_is_refused(tmp_path: Path, name: str) -> None:
     """Exports that write it as a date broke off with an error of Python's."""

@@ -69,6 +69,8 @@ class ComparedRun:
     only_first: Sequence[str]
     """Rows that the first run alone has, as in `row`."""
     only_second: Sequence[str]
+    said: Sequence[str]
+    """What the table is followed by: that the rows are examples, and what the pairs tell."""
 
 
 @dataclass(frozen=True)
@@ -150,18 +152,20 @@ def command(
         for path, read in ((first, base), (other, against)):
             for note in read.notes:
                 log(note if str(path) in note else f"{path}: {note}")
+        said = [verdict(compared.rows[-1], names)]
+        if base.is_example and against.is_example:
+            said.insert(0, example_note(len(base.tasks.tasks)))
         if as_json:
             flips = [
                 DifferingRow(str(flip.task.key), flip.task.name, flip.difference) for flip in compared.flips
             ]
-            alone = ([str(task.key) for task in side] for side in (compared.only_first, compared.only_second))
-            documents.append(ComparedRun(other, compared.rows, flips, *alone))
+            alone = [[str(task.key) for task in side] for side in (compared.only_first, compared.only_second)]
+            documents.append(ComparedRun(other, compared.rows, flips, alone[0], alone[1], said))
         else:
             echo(f"{other} (B) compared with {first} (A)")
             _print(compared.rows, wide=wide)
-            if base.is_example and against.is_example and compared.rows:
-                echo(example_note(len(base.tasks.tasks)))
-            echo(verdict(compared.rows[-1], names))
+            for sentence in said:
+                echo(sentence)
             _print_flips(compared, openings)
             _print_alone("A", compared.only_first)
             _print_alone("B", compared.only_second)

@@ -27,6 +27,10 @@ EXPORTS = {
 """Those that need no SDK."""
 
 
+FINISHED_ALONE = ("gym", "jsonl", "traces")
+"""Forms in which a rollout that failed has no place."""
+
+
 @click.command("export")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option(
@@ -98,6 +102,8 @@ def command(
         written = f"{_export(table, form, output)} rollouts"
     for note in (*table.strange, *table.missing):
         log(note)
+    if form in FINISHED_ALONE and (failed := sum(task.failed for task in table.tasks.tasks.values())):
+        written += f"; {failed} that failed left out"
     log(f"{output}: {written}")
     log_next(_step_after(form, output, environments))
 
