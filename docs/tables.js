@@ -1,7 +1,7 @@
 // The tables of all environments: a click on a head sorts, and a field filters the lines. In findings, paths may end a line.
 document.addEventListener("DOMContentLoaded", () => {
   if (/findings/.test(location.pathname)) {
-    for (const place of document.querySelectorAll(".md-typeset td:nth-child(3)")) {
+    for (const place of document.querySelectorAll(".md-typeset td:nth-child(n+3)")) {
       place.innerHTML = place.innerHTML.replace(/[/_](?![^<]*>)/g, "$&<wbr>"); // a path ends a line between words
     }
   }
