@@ -4,6 +4,9 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const place of document.querySelectorAll(".md-typeset td:nth-child(n+3)")) {
       place.innerHTML = place.innerHTML.replace(/[/_](?![^<]*>)/g, "$&<wbr>"); // a path ends a line between words
     }
+    for (const seen of document.querySelectorAll(".md-typeset td:nth-child(2)")) {
+      Object.assign(seen.style, { overflowWrap: "anywhere", minWidth: "10rem" }); // a long answer, anywhere
+    }
   }
   if (!/environments-status/.test(location.pathname)) return;
   for (const table of document.querySelectorAll(".md-typeset table")) {
