@@ -270,6 +270,8 @@ def test_what_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     manifest = prepared("calendar", tmp_path / "out", splits=("train",))
     assert [*manifest.files] == ["train.jsonl"]
+    with pytest.raises(ConfigError, match="calendar"):  # the directory is another environment's
+        prepared("mcqa", tmp_path / "out", splits=("train",))
 
 
 def test_a_benchmark_that_shares_its_servers_name(hub: Hub, tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ def test_a_benchmark_that_shares_its_servers_name(hub: Hub, tmp_path: Path) -> N
     assert (manifest.environment, manifest.files["benchmark.jsonl"].rows) == ("benchmarks/aegis_v4_safety", 5)
     assert told[0].endswith(" benchmarks/aegis_v4_safety")
     with pytest.raises(ConfigError, match=r"prepare_toolsandbox\.py.* benchmarks/toolsandbox$"):
-        prepared("toolsandbox", tmp_path / "out")
+        prepared("toolsandbox", tmp_path / "other")
 
 
 def test_an_unreachable_hub_is_a_need(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,9 +36,9 @@ def prepare_data(config: PrepareConfig, output: Path, *, progress: Progress = la
     """Write `train.jsonl`, `validation.jsonl` or `benchmark.jsonl`, and `manifest.json`, into `output`.
 
     Each file appears when all of them are complete. A second call fetches nothing, and needs no network. Raises
-    `ConfigError` for what the environment does not have, `DataError` for rows that cannot run,
-    `NeedMissingError` for what cannot be fetched (a token, the network, a package) and `SetupError`; `ScriptHelp` if
-    a script's arguments ask for its help.
+    `ConfigError` for what the environment does not have and for a directory with another's rows, `DataError` for rows
+    that cannot run, `NeedMissingError` for what cannot be fetched (a token, the network, a package) and `SetupError`;
+    `ScriptHelp` if a script's arguments ask for its help.
     """
     name = config.environment.name
     catalog = open_catalog(config.runtime, progress=progress)
@@ -48,6 +48,9 @@ def prepare_data(config: PrepareConfig, output: Path, *, progress: Progress = la
     chosen = _config_of(environment, config.environment.config)
     requirements = chosen.requirements
     own = chosen.path if environment.kind == "config" else None
+    known_as = name if environment.kind == "config" else environment.known_as
+    if (there := _earlier(output)) is not None and there.environment != known_as:
+        raise ConfigError(f"{output} holds rows of {there.environment}: choose another directory")
     release = base.site if config.runtime.interpreter is not None else None
     with workspace(base.version, own, release, progress, config.timeout_s) as directory:
         preparation = _Preparation(config, environment, chosen, directory, progress)
@@ -62,7 +65,7 @@ def prepare_data(config: PrepareConfig, output: Path, *, progress: Progress = la
             raise ConfigError(f"{error}; or prepare {' or '.join(others)}") if others else error from None
         preparation.refuse_bad_rows()
         manifest = Manifest(
-            environment=name if environment.kind == "config" else environment.known_as,
+            environment=known_as,
             config=chosen.name,
             nemo_gym=runtime.version,
             gymgate=metadata.version("gymgate"),
@@ -233,13 +236,18 @@ def _publish(stage: Path, output: Path, manifest: Manifest) -> None:
         file.write(_with_earlier(output, manifest).model_dump_json(indent=2).encode() + b"\n")
 
 
+def _earlier(output: Path) -> Manifest | None:
+    """The manifest that is there already, if one can be read."""
+    try:
+        return Manifest.model_validate_json((output / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
 def _with_earlier(output: Path, manifest: Manifest) -> Manifest:
     """With the other files of the same environment and release that the manifest already there lists."""
-    try:
-        earlier = Manifest.model_validate_json((output / MANIFEST).read_bytes())
-    except (OSError, ValueError):
-        return manifest
-    if (earlier.environment, earlier.nemo_gym) != (manifest.environment, manifest.nemo_gym):
+    earlier = _earlier(output)
+    if earlier is None or earlier.nemo_gym != manifest.nemo_gym:
         return manifest
     files = {name: note for name, note in earlier.files.items() if (output / name).is_file()}
     return manifest.model_copy(update={"files": dict(sorted({**files, **manifest.files}.items()))})
