@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -248,7 +249,7 @@ def show(results: dict[str, Any]) -> None:
                 str(seed["seed"]),
                 value(before),
                 value(seed["after"]),
-                f"{errors(before, seed['after']):.1f}",
+                "n/a" if (gain := errors(before, seed["after"])) is None else f"{gain:.1f}",
                 str(len(seed["training_rewards"])),
                 f"{mean(seed['flat_groups']):.2f}" if seed.get("flat_groups") else "-",
                 f"{seed['training_s'] / 60:.0f}",
@@ -261,10 +262,12 @@ def show(results: dict[str, Any]) -> None:
 
 def value(measured: dict[str, Any]) -> str:
     """Mean and standard error."""
-    return f"{measured['mean']:.3f} ± {measured['standard_error']:.3f}"
+    error = measured["standard_error"]
+    return f"{measured['mean']:.3f} ± {'n/a' if error is None else f'{error:.3f}'}"
 
 
-def errors(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """Return the improvement in standard errors of the difference of two independent means."""
-    spread: float = (before["standard_error"] ** 2 + after["standard_error"] ** 2) ** 0.5
-    return float("inf") if spread == 0 else (after["mean"] - before["mean"]) / spread
+def errors(before: dict[str, Any], after: dict[str, Any]) -> float | None:
+    """Return the improvement in standard errors of the difference of two independent means; `None` if equal rewards say nothing
+    of one."""
+    known = before["standard_error"], after["standard_error"]
+    return None if None in known else (after["mean"] - before["mean"]) / math.hypot(*known)

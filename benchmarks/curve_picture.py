@@ -80,7 +80,7 @@ def _constant(reward: float) -> str:
 
 
 def _point(share: float, measured: dict[str, Any], colour: str) -> str:
-    x, error = _x(share), measured["standard_error"]
+    x, error = _x(share), measured["standard_error"] or 0.0
     low, high = _y(measured["mean"] - error), _y(measured["mean"] + error)
     return (
         f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" stroke="{colour}" stroke-width="1.6"/>'

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.curve import errors
+from benchmarks.curve import errors, value
 from benchmarks.curve_picture import draw, running_mean
 from benchmarks.curve_rows import make_rows, prompt, subject
 
@@ -48,6 +48,9 @@ def test_spelling(tmp_path: Path) -> None:
 def test_the_improvement_counts_both_standard_errors() -> None:
     before, after = {"mean": 0.2, "standard_error": 0.03}, {"mean": 0.45, "standard_error": 0.04}
     assert errors(before, after) == pytest.approx(5.0)
+    equal = {"mean": 1.0, "standard_error": None}
+    assert errors(before, equal) is None
+    assert value(equal) == "1.000 ± n/a"
 
 
 def test_the_picture_is_svg() -> None:
@@ -56,7 +59,10 @@ def test_the_picture_is_svg() -> None:
         {
             "settings": {"set": "word_forms"},
             "start": {"before": measured, "best_constant": 0.1},
-            "seeds": [{"seed": 0, "training_rewards": [0.1, 0.3], "after": measured}],
+            "seeds": [
+                {"seed": 0, "training_rewards": [0.1, 0.3], "after": measured},
+                {"seed": 1, "training_rewards": [0.1, 0.3], "after": {"mean": 1.0, "standard_error": None}},
+            ],
         }
     )
     assert ElementTree.fromstring(picture).tag.endswith("svg")
