@@ -229,6 +229,15 @@ async def test_who_observes_neither_keeps_nor_stops_a_daemon(tmp_path: Path) -> 
         assert await holder.peer.call("bye") == {"last": True}
 
 
+async def test_a_daemon_lingers_as_long_as_anybody_asked_for(tmp_path: Path) -> None:
+    async with serving(tmp_path) as daemon:
+        first = await leased(daemon, CONFIG.model_copy(update={"linger_s": 600}))
+        second = await leased(daemon)
+        assert [await each.peer.call("bye") for each in (first, second)] == [{"last": False}] * 2
+        assert not daemon.is_retired
+        daemon.retire()
+
+
 async def test_who_observes_a_lingering_daemon_leaves_its_time_as_it_is(tmp_path: Path) -> None:
     lingering = CONFIG.model_copy(update={"linger_s": 600})
     async with serving(tmp_path) as daemon:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,16 @@ def test_a_daemon_is_found_by_its_process(one: Waiting, monkeypatch: pytest.Monk
     assert (one.daemon.memory or 0) > 1_000_000
     report = asked(one.daemon)
     assert (report.state, report.leases, report.processes) == ("starting", 1, [os.getpid()])
+
+
+def test_a_newer_daemon_may_report_more(one: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = daemons.Peer.call
+
+    async def newer(peer: Any, method: str, **parameters: Any) -> Any:
+        return {**await call(peer, method, **parameters), "mood": "good"}
+
+    monkeypatch.setattr(daemons.Peer, "call", newer)
+    assert asked(one.daemon).leases == 1
 
 
 def test_a_shared_daemon_belongs_to_nobody() -> None:

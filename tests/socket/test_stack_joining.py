@@ -132,6 +132,12 @@ async def test_a_stack_is_joined_for_one_of_its_environments(path: Path, asked: 
         assert daemon.starts == [TWO]
 
 
+async def test_a_path_may_begin_at_the_users_directory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(path.parent))
+    async with held_at(path), acquire(joining(Path("~") / path.name)) as stack:
+        assert (await stack.status())["leases"] == 2
+
+
 async def test_what_is_asked_for_may_be_said_if_it_is_so(path: Path) -> None:
     async with held_at(path) as daemon:
         same = TWO.model_copy(update={"server": str(path), "share": "process"})

@@ -338,6 +338,9 @@ def test_info_says_whose_data_it_is_and_prepares_only_what_can_be_had(fresh: Pat
     assert "gymgate data prepare" not in described
     assert "--data FILE" in described
     assert "gymgate data prepare" in run("info", "answer-judge")
+    assert "licence of its data: Apache 2.0; " in run(
+        "info", "inverse_if"
+    )  # another file's is yet to be decided
 
 
 @pytest.mark.parametrize(

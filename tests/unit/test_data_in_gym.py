@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,10 +190,26 @@ def test_a_row_has_an_agent_of_the_config_and_one_prompt() -> None:
         _fill(None, {"responses_create_params": {"input": "hi"}})
 
 
+def test_bad_rows_are_counted_and_those_of_one_reason_are_one_message(tmp_path: Path) -> None:
+    (path := tmp_path / "rows.jsonl").write_text("{\n[1]\n[2]\n")
+    writer, told, written = RowWriter.__new__(RowWriter), io.StringIO(), io.StringIO()
+    writer.events, writer._agents, writer._default = Events(told), set(), "first"
+    writer._agent_prompts, writer._renamed = False, {}
+    checks: Any = (None, (lambda number, row: None, None))
+    writer._prompt, writer._check = (lambda _: checks[0]), (lambda _: checks[1])  # type: ignore[method-assign]
+    source: Any = SimpleNamespace(name="own", type="train", agent=None, dataset={})
+    writer.write(source, path, {}, written)
+    *bad, file = map(json.loads, told.getvalue().splitlines()[1:])
+    assert [(each["line"], each["rows"]) for each in bad] == [(1, 1), (2, 2)]
+    assert (file["rows"], file["bad"], written.getvalue()) == (0, 3, "")
+
+
 def test_a_csv_file_holds_long_texts_and_one_in_another_encoding_is_named(tmp_path: Path) -> None:
     path = tmp_path / "q.csv"
     path.write_text(f"question\n{'x' * 200_000}\n")
     assert [number for number, _ in _lines(path)] == [2]
+    path.write_text("\ufeffquestion\n1 + 1?\n")  # as a spreadsheet marks its encoding
+    assert [json.loads(row) for _, row in _lines(path)] == [{"question": "1 + 1?"}]
     path.write_bytes("question\nDéjà vu?\n".encode("latin-1"))
     with pytest.raises(EndedError) as ended:
         list(_lines(path))

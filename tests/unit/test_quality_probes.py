@@ -216,7 +216,9 @@ async def test_a_flag_does_not_meet_the_gate() -> None:
     assert "negated" in unmet
 
 
-async def test_a_flag_is_a_finding_once_the_code_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flag_is_a_finding_once_the_code_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = await checked(*PLANTED["negation"][:2])
     assert ([*findings(record)], [each.probe for each in suspicions(record)]) == ([], ["negated"])
     proof = Proof(
@@ -234,6 +236,9 @@ async def test_a_flag_is_a_finding_once_the_code_was_read(monkeypatch: pytest.Mo
     [finding] = findings(record)
     assert (finding.proof, [*suspicions(record)]) == (proof, [])
     assert "app.py:7" in finding.label
+    own: Any = SimpleNamespace(path=tmp_path)
+    written = artifact(record, own, Thresholds(), [])
+    assert (written["suspicions"], [each["probe"] for each in written["findings"]]) == ([], ["negated"])
     monkeypatch.setattr(findings_module, "dismissals", lambda: (proof,))
     assert [*problems(record)] == [], "an error of the probe"
 

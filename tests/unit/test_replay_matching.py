@@ -77,7 +77,7 @@ def test_same_conversation(tmp_path: Path, case: str) -> None:
     assert match.kind == "exact"
 
 
-OTHER: dict[str, tuple[list[Any], list[Any]]] = {
+OTHER: dict[str, tuple[list[Any], ...]] = {
     "text": ([user("a")], [user("b")]),
     "role": ([user("a")], [SYSTEM | {"content": "a"}]),
     "image": (
@@ -100,6 +100,9 @@ OTHER: dict[str, tuple[list[Any], list[Any]]] = {
     "call": (
         [user("q"), call("1", "f", '{"a": 1}'), output("1")],
         [user("q"), call("1", "f", '{"a": 2}'), output("1")],
+    ),
+    "image of a tool": tuple(
+        [user("q"), call("1", "f"), {**output("1"), "output": [CLICK | {"image_url": url}]}] for url in "ab"
     ),
     "tool": ([user("q"), call("1", "f"), output("1")], [user("q"), call("1", "g"), output("1")]),
     "order": ([user("a"), said("x"), user("b")], [user("b"), said("x"), user("a")]),

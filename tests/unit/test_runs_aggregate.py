@@ -718,6 +718,7 @@ def test_a_gym_failure_that_counts_as_zero_is_a_rollout(tmp_path: Path) -> None:
     (tmp_path / "r_failures.jsonl").write_text("".join(lines))
     [row] = summary_rows(read_runs([path]).tasks)
     assert (row["rollouts"], row["failed"], row["pass@1"]) == (5, 2, pytest.approx(1 / 3))
+    assert row["asked_again"] == 1
 
 
 def test_each_rollout_has_an_answer_field_of_its_own(tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ from gymgate.results.compare import compare
 from gymgate.results.growing import GrowingReport
 from gymgate.results.report_data import CALLS, TOKENS, ReportData
 from gymgate.results.rescore import StoredRun
-from gymgate.rollouts.row import TaskKey, row_key
+from gymgate.rollouts.row import TaskKey, make_row, row_key
 from gymgate.runs.collected.store import open_run
 from gymgate.runs.counted.aggregate import read_runs
 from gymgate.runs.counted.metrics import summary_rows, task_rows
 from gymgate.runs.counted.summary import summarize
+from gymgate.runs.stored import rows
 from gymgate.runs.stored.attempts import Attempt, task_name
 from gymgate.runs.stored.gym_rollouts import RolloutNumbers
 from gymgate.runs.stored.rows import RowReader
@@ -213,6 +214,19 @@ def test_an_export_says_how_many_failed_rollouts_it_leaves_out(
     done = CliRunner().invoke(export, [str(run), "--to", form, "-o", str(tmp_path / "x.jsonl")])
     assert done.exit_code == 0, done.output
     assert ("2 that failed left out" in done.stderr) == left_out
+
+
+def test_rows_of_a_dataset_that_was_given_are_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = make_row({"responses_create_params": {"input": "hi"}}, "hf:one", 1)
+    monkeypatch.setattr(rows, "open_rows", lambda source, environment: [row])
+    lines = [line(0, 0, row_key=row.key, source="hf:one", line=1)]
+    command = [str(stored(tmp_path / "run", lines)), "--to", "rows", "-o", str(tmp_path / "x.jsonl")]
+    assert "--dataset hf:one" in str(CliRunner().invoke(export, command).exception)
+    done = CliRunner().invoke(export, [*command, "--dataset", "hf:one"])
+    assert done.exit_code == 0, done.output
+    assert "hi" in (tmp_path / "x.jsonl").read_text()
 
 
 @pytest.mark.parametrize("name", ["total_s", "started_s", "finished"])

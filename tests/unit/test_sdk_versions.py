@@ -49,6 +49,11 @@ def test_new_enough_ones_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     versions.require("inspect")
 
 
+def test_pre_releases_of_the_oldest_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions.metadata, "version", lambda name: f"{SDKS['openenv'].oldest}rc1")
+    versions.require("openenv")
+
+
 def test_the_extra_is_the_one_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions.metadata, "version", lambda name: "0.9")
     with pytest.raises(MissingExtraError, match=r"openenv 0\.9 .*gymgate\.openenv .*\b0\.10"):

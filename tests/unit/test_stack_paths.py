@@ -52,6 +52,15 @@ def test_a_directory_of_another_user_is_not_trusted(base: Path, monkeypatch: pyt
         make_private(base)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a link to another user")
+def test_a_link_of_another_user_is_not_followed(base: Path, tmp_path: Path) -> None:
+    """Where it leads, its owner decides, whomever that place belongs to."""
+    base.symlink_to(tmp_path)
+    os.lchown(base, 65534, 65534)
+    with pytest.raises(PermissionError, match="user 65534"):
+        make_private(base)
+
+
 def test_a_directory_that_others_may_read_is_closed_to_them(base: Path) -> None:
     base.mkdir(mode=0o755)
     make_private(base)

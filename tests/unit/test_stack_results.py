@@ -73,6 +73,11 @@ def test_a_missing_reward_stays_missing(result: dict[str, Any], reward: float | 
         ({"mask_sample": False}, None, "completed"),
         ({}, "max_calls", "truncated"),
         ({"response": {"status": "incomplete"}}, None, "truncated"),
+        (
+            {"response": {"status": "incomplete", "metadata": {"ng_termination_reason": "x"}}},
+            None,
+            "completed",
+        ),
         ({"response": {"incomplete_details": {"reason": "max_output_tokens"}}}, None, "truncated"),
         ({"response": {"status": "completed", "incomplete_details": None}}, None, "completed"),
     ],
