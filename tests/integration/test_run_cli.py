@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gymgate.cli import main
-from gymgate.core.config import HTTPEndpoint, StackConfig
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.gym.runtime import open_catalog
 from gymgate.runs.collected.prepare import prepare
 from gymgate.runs.collected.replay_server import ReplayServer
@@ -199,12 +199,20 @@ def test_a_price_shows_tokens_and_cost_of_the_whole_run(tmp_path: Path) -> None:
     assert (usage["input_tokens"], usage["output_tokens"], usage["cost"]) == (12, 8, pytest.approx(0.052))
 
 
-@pytest.mark.parametrize(("name", "warned"), [("math_with_code", True), ("mcqa", False)])
-def test_code_of_a_model_is_warned_of_before_a_start(name: str, warned: bool) -> None:
+@pytest.mark.parametrize(
+    ("environment", "warned"),
+    [
+        ("math_with_code", True),
+        ("mcqa", False),
+        ("reasoning_gym", False),
+        (EnvironmentConfig(name="reasoning_gym", config="reasoning_gym_codex_agent"), True),
+    ],
+)
+def test_code_of_a_model_is_warned_of_before_a_start(environment: Any, warned: bool) -> None:
     said: list[str] = []
     with scripted_chat(lambda _: "cold") as url:
         policy = HTTPEndpoint(base_url=url, model="m")
-        spec = RunSpec(stack=StackConfig(environments=(name,)), policy=policy)
+        spec = RunSpec(stack=StackConfig(environments=(environment,)), policy=policy)
         prepare(spec, output=None, shard=(1, 1), rerun_failed=False, log=said.append)
     assert any("with your rights" in line for line in said) == warned
 

@@ -109,12 +109,15 @@ async def test_without_retries_a_rate_limit_fails() -> None:
 
 async def test_the_end_of_a_rollout_ends_the_wait() -> None:
     async with upstream(HostedAPI(refused=1.0)) as api, Gateway() as gateway, aiohttp.ClientSession() as http:
-        route = gateway.open(endpoint(api))
+        prepared = gateway.prepare(endpoint(api))
+        route = gateway.open(prepared)
         asking = asyncio.create_task(ask(http, route))
         async with asyncio.timeout(20):
             await api.arrivals(5)
             assert isinstance(route.rate_limit, PolicyError)
             assert "Rate limit reached" in route.rate_limit.message
+            other: Any = prepared.backend()
+            assert other.rate_limit is None, "another rollout has not met it"
             await route.close()
             assert (await asking)[0] == 404
         before = len(api.seen)

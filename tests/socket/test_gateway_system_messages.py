@@ -80,8 +80,9 @@ async def test_parts_stay_parts() -> None:
         route = gateway.open(api.endpoint(system_messages="join"))
         await client.post(f"{route.base_url}/chat/completions", json={"messages": messages})
         await client.post(f"{route.base_url}/chat/completions", json={"messages": messages[:2]})
+        await client.post(f"{route.base_url}/chat/completions", json={"messages": messages[1::-1]})
     assert api.seen[0].body["messages"][0]["content"] == [{"type": "text", "text": "rules"}, image]
-    assert api.seen[1].body["messages"] == messages[:2]
+    assert [seen.body["messages"] for seen in api.seen[1:]] == [messages[:2]] * 2
 
 
 def test_it_is_a_setting_of_chat_endpoints_and_of_a_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
 import ssl
@@ -20,6 +21,7 @@ from gymgate.core import http_client
 from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.core.errors import ConfigError
 from gymgate.runs.collected.policies import ask_models
+from gymgate.stack.description import served_models
 from support.upstream import Seen, upstream
 
 MODELS = {"data": [{"id": "m"}]}
@@ -148,3 +150,20 @@ async def test_an_endpoint_says_itself_why_it_refuses(status: int) -> None:
         with pytest.raises(ConfigError) as refused:
             await ask(api.url, api_key="0123456789")
     assert str(refused.value).endswith(": missing header X-Team; key ***")
+
+
+async def test_each_replica_of_a_judge_is_asked_with_its_own_login() -> None:
+    async def list_models(seen: Seen) -> web.Response:
+        return web.json_response(MODELS)
+
+    async with upstream(list_models) as first, upstream(list_models) as second:
+        urls = [api.url.replace("//", f"//{name}:of-{name}@") for api, name in ((first, "a"), (second, "b"))]
+        judge = HTTPEndpoint(base_url=urls[0], replicas=(urls[1],))
+        models = await served_models(StackConfig(environments=("mcqa",), models={"judge": judge}))
+    assert models == {"judge": "m"}
+    for name, api in (("a", first), ("b", second)):
+        [seen] = api.seen
+        assert (
+            base64.b64decode(seen.headers["Authorization"].removeprefix("Basic "))
+            == f"{name}:of-{name}".encode()
+        )

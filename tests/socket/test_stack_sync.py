@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from test_stack_sessions import ENDPOINT, ROW, joined, serving
 
+from gymgate.core.config import RayCluster, StackConfig
 from gymgate.core.errors import ConfigError, StackLostError
-from gymgate.stack import SyncStack
+from gymgate.stack import SyncStack, acquire_sync, sync
 from gymgate.stack.sync import LoopThread
 from support.upstream import chat_answer, responses_answer
 
@@ -47,6 +50,22 @@ def test_threads_run_rows_and_ask_the_stack(tmp_path: Path) -> None:
         stack.call(stack.stack.close())
         with pytest.raises(StackLostError):
             stack.call(stack.stack.status())
+
+
+def test_where_a_stack_is_to_be_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    async def connect(config: StackConfig, **fields: Any) -> Any:
+        asked.append(fields["where"])
+
+        async def close() -> None:
+            pass
+
+        return SimpleNamespace(close=close)
+
+    monkeypatch.setattr(sync, "connect", connect)
+    with acquire_sync(StackConfig(environments=("mcqa",)), where=RayCluster()):
+        assert asked == [RayCluster()]
 
 
 def test_a_forked_child_is_told_that_the_loop_is_its_parents() -> None:

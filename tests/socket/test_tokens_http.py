@@ -197,6 +197,13 @@ async def test_a_server_that_misbehaves_is_named(
     assert server.url in str(caught.value)
 
 
+async def test_a_refusal_that_repeats_the_password_of_the_address_does_not_show_it(server: Server) -> None:
+    server.give("user:hunter-2 is not welcome", 403)
+    with pytest.raises(PolicyError, match="is not welcome") as caught:
+        await ask(SGLangEngine(server.url.replace("//", "//user:hunter-2@")))
+    assert "hunter-2" not in str(caught.value)
+
+
 @pytest.mark.parametrize("first", ["reset", "busy"])
 async def test_a_lost_connection_and_a_busy_server_are_tried_again(server: Server, first: str) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:

@@ -108,6 +108,11 @@ def test_gpus_that_do_not_do(fields: dict[str, Any], gpus: Sequence[str], reason
         PolicyServers(model="m", **fields).servers(list(gpus), [1, 2, 3])
 
 
+def test_a_model_takes_as_many_gpus_as_it_is_divided_among() -> None:
+    servers = PolicyServers(model="m", replicas=2).servers(["a", "b", "c", "d"], [11, 12])
+    assert [server.environment for server in servers] == [(("CUDA_VISIBLE_DEVICES", gpu),) for gpu in "ab"]
+
+
 def test_another_servers_command() -> None:
     wanted = PolicyServers(command="serve 'a b' -p {port} -H {host}", replicas=2)
     [first, second] = wanted.servers(["a", "b", "c", "d"], [11, 12])

@@ -506,5 +506,8 @@ def test_examples_are_called_that_wherever_they_are_compared_or_counted(tmp_path
     assert compared_run["said"] == [said, "e: equal rewards in all 6 pairs"]
     assert said in orjson.loads(CliRunner().invoke(aggregate, [runs[0], "--json"]).stdout)["notes"]
     own = str(make_run(tmp_path / "own", [[0.0, 1.0]] * 3, sources=["/rows.jsonl"]))
+    (tmp_path / "whole").mkdir()
+    whole = make_run(tmp_path / "whole" / "a", [[0.0, 1.0]] * 3, sources=["/rows.jsonl"])  # of the same model
+    assert not read_runs([Path(runs[0]), whole], first_of_overlap=True).is_example
     assert said not in CliRunner().invoke(command, [runs[0], own, "-o", str(page)]).stdout
     assert said not in page.read_text()

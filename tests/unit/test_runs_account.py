@@ -150,6 +150,11 @@ def test_failed_as_0_counts_failures_in_a_table_an_export_and_a_comparison(tmp_p
         last = orjson.loads(output.read_bytes().splitlines()[-1])
         assert (last["status"], last["error"], last["label"]) == ("failed", "PolicyError: gone", "mcqa:3")
         assert (last["reward"], last["task"]) == (reward, f"mcqa/{2:016x}")
+    page = tmp_path / "report.html"
+    for arguments, is_said in (([], False), (["--failed-as", "0"], True)):
+        done = CliRunner().invoke(cli, ["report", str(run), "-o", str(page), *arguments])
+        assert done.exit_code == 0, done.output
+        assert ("failed and counted as 0" in page.read_text()) == is_said
     done = CliRunner().invoke(cli, ["compare", str(whole), str(run), "--failed-as", "0", "--json"])
     [compared] = orjson.loads(done.stdout)["compared"][0]["environments"]
     assert (compared["pairs"], compared["left_out"], compared["second"]) == (3, 0, pytest.approx(1 / 3))

@@ -37,7 +37,7 @@ from gymgate.runs.described.pace import (
 )
 from gymgate.runs.described.plan import Identity, RolloutPlan, Shard
 from gymgate.runs.stored.attempts import Attempt
-from gymgate.runs.stored.layout import read_run, run_directories
+from gymgate.runs.stored.layout import read_row_keys, read_run, run_directories
 from gymgate.runs.stored.record import CollectedRollout, collected, failure_line, read_values, to_line
 from gymgate.runs.stored.score import score_of
 
@@ -205,8 +205,8 @@ def test_rows_of_another_file_of_that_name_are_refused(tmp_path: Path) -> None:
     moved = {**SETTINGS, "sources": ["/b/rows.jsonl"]}
     with pytest.raises(ConfigError, match="other rows"), open_run(tmp_path, moved, {}, ["2" * 16]):
         pass
-    with open_run(tmp_path, moved, {}, ["1" * 16, "2" * 16]):
-        pass
+    with open_run(tmp_path, moved, {}, iter(["1" * 16, "2" * 16])):
+        assert read_row_keys(tmp_path) == ["1" * 16, "2" * 16]
 
 
 def open_below(directory: Path) -> int:

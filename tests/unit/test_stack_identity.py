@@ -79,6 +79,8 @@ def test_values_of_variables_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("MODE", "b")
     assert name_of(env_vars=("MODE",)) != named
     assert name_of() == alone
+    monkeypatch.setenv("HTTPS_PROXY", "http://another:3128")
+    assert name_of() != alone, "the servers reach the network in another way"
 
 
 @pytest.fixture
