@@ -252,10 +252,20 @@ def test_what_failed_in_an_exported_run_is_tried_again(run: Path, tmp_path: Path
     set_temperature(run, 0.25)
     description = run / "run.json"
     described = json.loads(description.read_text())
-    described["settings"]["policy"] = {"type": "http", "model": "scripted", "dialect": dialect}
+    sampling = {"top_p": 0.5, "max_tokens": 77, "top_k": 3}
+    described["settings"]["policy"] = {
+        "type": "http",
+        "model": "scripted",
+        "dialect": dialect,
+        "sampling": sampling,
+    }
+    described["settings"]["limits"] = {"timeout_s": 3600.0, "max_calls": 3, "context_overflow": "refuse"}
     rows = run.parent / "rows.jsonl"
     lines = rows.read_text().splitlines(keepends=True)
     rows.write_text("".join(line for line in lines if "nobody" not in line))
+    never = json.loads(lines[0])  # the file has a row that the run left out
+    never["responses_create_params"]["input"] = "never asked"
+    rows.write_text(f"{json.dumps(never)}\n{rows.read_text()}")
     description.write_text(json.dumps(described))
     first, *others = (run / "rollouts.jsonl").read_text().splitlines(keepends=True)
     (run / "rollouts.jsonl").write_text("".join(others))
@@ -276,7 +286,13 @@ def test_what_failed_in_an_exported_run_is_tried_again(run: Path, tmp_path: Path
     kept = [sample for sample in samples_of(log) if sample.error is None]
     assert len(kept) == 3
     assert [*policy.calls] == [dialect]
-    assert {(body["model"], body.get("temperature")) for body in policy.requests} == {("scripted", 0.25)}
+    fields = ("model", "temperature", "top_p", "top_k")
+    top_k = 3 if dialect == "chat" else None  # Inspect sends the Responses API no further fields
+    assert {tuple(map(body.get, fields)) for body in policy.requests} == {("scripted", 0.25, 0.5, top_k)}
+    assert {body.get("max_tokens", body.get("max_output_tokens")) for body in policy.requests} == {77}
+    arguments = log.eval.task_args_passed
+    assert (arguments["max_calls"], arguments["context_overflow"]) == (3, "refuse")
+    assert "timeout_s" not in arguments
     by_id = {sample.id: sample for sample in samples_of(again)}
     assert [by_id[sample.id].uuid for sample in kept] == [sample.uuid for sample in kept]
 

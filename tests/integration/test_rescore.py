@@ -20,7 +20,7 @@ from support.checks import PARIS, recorded
 from support.faulty import faulty, row, with_recordings
 from support.json_output import read_output
 from support.stacks import SIMPLE
-from support.upstream import Seen, chat_answer, responses_answer, upstream_in_thread
+from support.upstream import Seen, chat_answer, responses_answer, scripted_chat, upstream_in_thread
 
 # The first use of a release installs it.
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(900)]
@@ -161,6 +161,18 @@ def test_a_rescoring_is_resumed_and_split(tmp_path: Path) -> None:
         [environment] = compared(base, new)["environments"]
         assert (environment["pairs"], environment["difference"], environment["left_out"]) == (20, 0.0, 0)
     command("rescore", tmp_path / "c", "-o", tmp_path / "d")  # a rescored run is a run
+
+
+def test_a_run_with_seeds_is_scored_again(tmp_path: Path) -> None:
+    """It was refused: recorded answers cannot use seeds. But none is sent again."""
+    base, again = tmp_path / "a", tmp_path / "b"
+    with scripted_chat(lambda _: "cold") as url:
+        command("run", SIMPLE, "-n", 1, "--seeds", 2, "-b", url, "-o", base)
+    command("rescore", base, "-o", again)
+    lines = (json.loads(line) for line in (again / "rollouts.jsonl").read_text().splitlines())
+    assert {line["seed"] for line in lines} == {0, 1}
+    [environment] = compared(base, again)["environments"]
+    assert (environment["pairs"], environment["difference"]) == (2, 0.0)
 
 
 def test_a_release_that_scores_otherwise_is_found(tmp_path: Path) -> None:

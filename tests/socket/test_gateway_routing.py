@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from gymgate.core import codec
 from gymgate.core.config import RolloutLimits
@@ -121,6 +122,18 @@ async def test_anthropic_messages_inward(
     assert plain.upstream_response is not None
     assert streamed.response is not None
     assert streamed.response["content"] == answer["content"]
+
+
+async def test_why_a_translated_answer_ended_is_known(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    async def cut(seen: Seen) -> web.Response:
+        answer = chat_answer("half an ans")
+        answer["choices"][0]["finish_reason"] = "length"
+        return web.json_response(answer)
+
+    async with upstream(cut) as api:
+        route = gateway.open(api.endpoint())
+        status, _ = await post(http, f"{route.base_url}/responses", {"input": "hi"})
+    assert (status, [call.finish_reason for call in route.calls]) == (200, ["length"])
 
 
 async def test_a_body_beyond_the_limit_is_refused_and_goes_nowhere(

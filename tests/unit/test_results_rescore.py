@@ -17,6 +17,7 @@ from gymgate.core.errors import ConfigError, DataError
 from gymgate.results.rescore import Rescoring, StoredRollout, StoredRun, as_recorded, where_to_run
 from gymgate.rollouts import Rollout, RolloutError
 from gymgate.rollouts.record import ModelCall
+from gymgate.runs.collected.run import Collection
 from gymgate.runs.counted.aggregate import read_runs
 from gymgate.runs.described.plan import Identity, Shard
 from gymgate.runs.described.settings import differences, settings_of
@@ -265,6 +266,9 @@ def test_seeds_are_those_of_the_run(tmp_path: Path) -> None:
     [key] = rows_at(source, "one")
     seeded = [line(row_key=key, source=str(source), seed=seed) for seed in (7, 3)]
     assert stored(tmp_path / "r.jsonl", *seeded).plan().seeds == (3, 7)
+    replay = ReplayEndpoint(rollouts=(str(tmp_path / "r.jsonl"),))
+    plan = stored(tmp_path / "r.jsonl", *seeded).plan()
+    Collection(StackConfig(environments=("mcqa",)), replay, plan)  # recorded answers have no seeds to be sent
     mixed = stored(tmp_path / "r.jsonl", *seeded, line(row_key=key, source=str(source)))
     with pytest.raises(ConfigError, match="with seeds and without"):
         mixed.plan()

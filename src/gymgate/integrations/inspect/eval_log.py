@@ -23,9 +23,9 @@ from inspect_ai.log import (
     recompute_metrics,
     write_eval_log,
 )
-from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput, ModelUsage
+from inspect_ai.model import ChatMessage, ChatMessageAssistant, GenerateConfig, ModelOutput, ModelUsage
 
-from gymgate.core.config import POLICY
+from gymgate.core.config import POLICY, RolloutLimits
 from gymgate.core.files import writing_to
 from gymgate.integrations.failures import failure_of
 from gymgate.integrations.inspect.scorer import score_of, target_of
@@ -43,6 +43,14 @@ from gymgate.runs.stored.rows import RowReader
 from gymgate.runs.stored.tokens import TOKENS, Tokens, tokens_of
 
 SCORER = "reward"
+_GENERATION = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "max_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+}
+"""Inspect's names of fields of requests."""
 _STOPS = {
     "stop": "stop",
     "length": "max_tokens",
@@ -93,7 +101,8 @@ async def _log_of(table: RunTable) -> EvalLog:
             created=_time(max(finished, default=0.0)),
             eval_id=uuid4().hex,
             run_id=uuid4().hex,
-            task=environments,
+            # As the task calls itself: a retry finds the samples by it.
+            task="+".join(Path(name).stem for name in _names(settings)) or environments,
             task_registry_name=TASK,
             task_id=uuid4().hex,
             task_display_name=environments,
@@ -102,7 +111,8 @@ async def _log_of(table: RunTable) -> EvalLog:
             dataset=EvalDataset(name=environments, samples=len(epochs), sample_ids=list(epochs)),
             model=model,
             model_args={"responses_api": True} if policy.get("dialect") == "responses" else {},
-            config=EvalConfig(epochs=max(epochs.values(), default=1)),
+            model_generate_config=_generation(policy.get("sampling") or {}),
+            config=EvalConfig(epochs=max(epochs.values(), default=1), sample_id=list(epochs)),
             packages={name: metadata.version(name) for name in ("gymgate", "inspect-ai")},
             metadata={
                 "runs": [str(run.path) for run in table.runs],
@@ -132,10 +142,15 @@ def _model_of(policy: Mapping[str, Any]) -> str:
 
 
 def _task_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the task `gymgate/nemo_gym` for a run's environments and rows, for `inspect eval-retry`."""
+    """Return the arguments of the task `gymgate/nemo_gym` for a run's environments, rows and limits, for `inspect eval-retry`."""
     environments, sources = settings.get("environments") or [], settings.get("sources") or []
-    names = [environment["name"] for environment in environments]
+    names, limits = _names(settings), settings.get("limits") or {}
     arguments = {"env": names[0] if len(names) == 1 else names, "gym": settings.get("nemo_gym")}
+    arguments |= {
+        name: limits[name]
+        for name, field in RolloutLimits.model_fields.items()
+        if limits.get(name, field.default) != field.default
+    }
     if len(sources) == 1:
         arguments["data"] = sources[0]
     if len(names) == 1:
@@ -151,6 +166,17 @@ def _task_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
             if settings_shown.get(f"environments.0.overrides.{name}") == value
         }
     return {name: value for name, value in arguments.items() if value}
+
+
+def _names(settings: Mapping[str, Any]) -> list[str]:
+    return [environment["name"] for environment in settings.get("environments") or []]
+
+
+def _generation(sampling: Mapping[str, Any]) -> GenerateConfig:
+    """Return the sampling of a run's endpoint as Inspect calls it; what it has no name for as further fields of the request."""
+    given = {_GENERATION.get(name, name): value for name, value in sampling.items()}
+    own = {name: given.pop(name) for name in _GENERATION.values() if name in given}
+    return GenerateConfig(**own, extra_body=given or None)
 
 
 async def _sample(rollout: CollectedRollout, epoch: int, model: str, rows: RowReader) -> EvalSample:

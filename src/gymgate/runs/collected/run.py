@@ -101,7 +101,12 @@ class Collection:
             raise ConfigError(
                 "one seed in sampling would make every rollout of a row the same; use seeds (--seeds)"
             )
-        if self.plan.seeds is not None and not isinstance(self.policy, HTTPEndpoint):
+        # In a rescoring (`only`), seeds say which rollout of a row it is; none is sent again.
+        if (
+            self.plan.seeds is not None
+            and self.plan.only is None
+            and not isinstance(self.policy, HTTPEndpoint)
+        ):
             kind = "recorded rollouts" if self.replayed else "a function"
             raise ConfigError(f"seeds are sent to an endpoint, and {kind} cannot use them; use repeats")
 

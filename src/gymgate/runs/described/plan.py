@@ -213,7 +213,7 @@ class RolloutPlan:
         self.repeats = repeats
         self.seeds = None if seeds is None else checked_seeds(tuple(seeds))
         self.shard = shard
-        self._only = only
+        self.only = only
         self.invalid: list[DataError] = []
         self.warnings: list[str] = []
         """Rows without the answer that scoring needs, in a line for each source. NeMo Gym scores them all the same."""
@@ -248,7 +248,7 @@ class RolloutPlan:
 
     def total(self) -> int:
         """Number of rollouts of the shard."""
-        if self.shard.count == 1 and self._only is None:
+        if self.shard.count == 1 and self.only is None:
             return self.rows * self.repeats * (len(self.seeds) if self.seeds is not None else 1)
         return sum(1 for _ in self.identities())
 
@@ -277,7 +277,7 @@ class RolloutPlan:
                     row_key = f"{self._keys[number][position]:016x}"
                     occurrence = self._occurrences.get((number, position), 0)
                     identity = Identity(row_key, occurrence, repeat, seed)
-                    if self._only is not None and identity not in self._only:
+                    if self.only is not None and identity not in self.only:
                         continue
                     if self.shard.count == 1 or self.shard.holds(identity):
                         yield number, position, identity
