@@ -200,6 +200,16 @@ def test_the_command_lists_and_cleans(cache: Path) -> None:
     assert [removal["removed"] for removal in json.loads(done.output)] == [True] * 2
 
 
+def test_files_that_runtimes_share_are_removed_once(cache: Path) -> None:
+    first = written(runtime(cache, "nemo-gym-a") / "lib" / "shared.bin", "x" * 4_000_000)
+    os.link(first, runtime(cache, "nemo-gym-b") / "lib" / "shared.bin")
+    totals = [
+        CliRunner().invoke(cli, ["cache", "clean", "--all", *options]).output.splitlines()[-1]
+        for options in (["--dry-run"], [])
+    ]
+    assert [total.rpartition(" 4")[0] for total in totals] == ["would remove at most", "removed"]
+
+
 def test_an_empty_cache(cache: Path) -> None:
     assert CliRunner().invoke(cli, ["cache"]).output == f"nothing in {cache}\n"
     assert CliRunner().invoke(cli, ["cache", "clean", "--all"]).output == "removed 0 B\n"

@@ -113,13 +113,15 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
     That is runtimes, commands, downloads and indexes, and Docker containers of stacks that are gone. What a running stack or
     another process uses stays. gymgate later rebuilds or downloads what it needs. uv has its own cache: `uv cache prune`.
     """
-    from gymgate.gym.runtime.cache import clean
+    from gymgate.core.config import cache_dir
+    from gymgate.gym.runtime.cache import clean, measure
     from gymgate.gym.runtime.containers import describe_unjudged, leftovers, remove_leftovers
 
     containers_left = leftovers()
     containers = [container for container in containers_left if container.is_certain]
     if not dry_run:
         remove_leftovers(containers)
+    before = measure(cache_dir())
     removals = list(clean(None if everything else unused_for, dry_run=dry_run, progress=log))
     if as_json:
         print_json(
@@ -136,7 +138,9 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
         echo(f"kept {unjudged}")
     for entry, size, reason in removals:
         echo(f"{'kept' if reason else done} {entry.kind} {_name(entry)}: {reason or size_text(size)}")
-    echo(f"{done} {size_text(sum(removal.size for removal in removals))}")
+    # Runtimes share files.
+    due = measure(*(entry.path for entry, _, reason in removals if not reason))
+    echo(f"{done} {f'at most {size_text(due)}' if dry_run else size_text(before - measure(cache_dir()))}")
 
 
 def _row(entry: CacheEntry) -> tuple[str, ...]:

@@ -74,8 +74,8 @@ def command(
 ) -> None:
     """Write rollouts or rows in a form that others read.
 
-    RUN is a directory of gymgate run, with its shards, or (not for atif, gym and rows) a rollouts.jsonl of NeMo Gym's
-    collector.
+    RUN is a directory of gymgate run, with its shards, or (not for atif, gym and rows) a rollouts.jsonl from
+    elsewhere, as NeMo Gym's collector writes it.
     """
     if bounds is not None and form != "rows":
         raise ConfigError(f"--keep selects rows: it needs --to rows, not --to {form}")

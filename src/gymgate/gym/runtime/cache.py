@@ -105,10 +105,10 @@ def clean(
                 yield Removal(entry, 0, error.strerror or str(error))
 
 
-def measure(path: Path) -> int:
-    """Return the bytes on disk of the files below a directory, a file with several links counted once."""
+def measure(*paths: Path) -> int:
+    """Return the bytes on disk of the files below directories, a file with several links counted once."""
     blocks: dict[tuple[int, int], int] = {}
-    for parent, directories, names in os.walk(path):
+    for parent, directories, names in (entry for path in paths for entry in os.walk(path)):
         for name in (".", *directories, *names):
             with contextlib.suppress(OSError):
                 status = os.lstat(f"{parent}/{name}")
