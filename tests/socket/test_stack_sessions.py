@@ -162,6 +162,24 @@ async def test_a_rollout_leaves_no_route_and_no_function(tmp_path: Path) -> None
                 await asyncio.sleep(0)
 
 
+async def test_an_agent_that_is_named_runs_the_row_of_an_environment_server(tmp_path: Path) -> None:
+    chosen: list[str] = []
+
+    def destination(name: str, taskset: str | None) -> Destination:
+        chosen.append(name)
+        return Destination("agent", "agent", "body", frozenset())
+
+    row = {**ROW, "_ng_environment_server": "owner"}
+    async with serving(tmp_path) as daemon, joined(tmp_path) as stack:
+        environment: Any = daemon.alone.environments["scripted"]
+        environment.row_targets = {**environment.agents, "owner": "owner"}
+        environment.plan = SimpleNamespace(**{**vars(Scripted.plan), "destination": destination})
+        for named in ("agent", None):
+            rollout = await stack.run(row, policy=lambda body: chat_answer("mine"), agent=named)
+            assert (rollout.error, rollout.reward) == (None, 1.0)
+    assert chosen == ["agent", "owner"]
+
+
 @pytest.mark.parametrize("strategy", ["url", "metadata", "remote", "body"])
 async def test_a_rollouts_key_reaches_its_agent(tmp_path: Path, strategy: str) -> None:
     async def asks(seen: Seen) -> web.Response:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -30,6 +34,39 @@ def test_without_checked_code_nothing_is_replaced(
     lean.install(noted)  # it would fail here, where there is no nemo_gym
     assert list(json.loads(noted.read_text())) == ["every middleware"]
     assert "json" in capsys.readouterr().out
+
+
+async def test_both_ends_of_a_connection_in_memory_hear_that_one_was_closed() -> None:
+    lost = asyncio.Queue[str]()
+
+    class End(asyncio.Protocol):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def connection_lost(self, error: Exception | None) -> None:
+            lost.put_nowait(self.name)
+
+    ends = [lean.MemoryTransport(contextvars.copy_context()) for _ in range(2)]
+    for end, other, name in zip(ends, reversed(ends), ("client", "server"), strict=True):
+        end.start(End(name), other, ("127.0.0.1", 1))
+    ends[0].close()
+    async with asyncio.timeout(10):
+        assert {await lost.get(), await lost.get()} == {"client", "server"}
+
+
+async def test_a_request_with_traces_goes_over_a_socket() -> None:
+    """Its client counts what happens there."""
+    calls: Any = lean.OwnCalls.__new__(lean.OwnCalls)
+    calls._server, calls._loop, calls._address = object(), asyncio.get_running_loop(), ("127.0.0.1", 1)
+
+    async def over_socket(*_: Any) -> str:
+        return "over a socket"
+
+    connector: Any = SimpleNamespace(_create_connection=over_socket, _factory=object)
+    calls._connect(connector)
+    url = SimpleNamespace(scheme="http", host="127.0.0.1", port=1)
+    request = SimpleNamespace(url=url, proxy=None)
+    assert await connector._create_connection(request, ["a trace"], None) == "over a socket"
 
 
 def test_a_run_goes_on_with_other_middlewares() -> None:

@@ -119,6 +119,8 @@ def test_an_own_config_of_packaged_servers_has_its_config(repository: Path) -> N
     catalog = Catalog(site, "0.7.0")
     assert {*environment_content(catalog.find(str(own)).config(), (), site)} == {"config"}
     assert environment_content(catalog.find("graded").config(), (), site) == {}
+    beside = catalog.find("graded", [str(own), "graded"]).config([str(own), "graded"])
+    assert {*environment_content(beside, (), site)} == {"config"}
 
 
 FUNCTION = """\

@@ -113,3 +113,18 @@ def test_a_judge_past_the_gateway_is_told() -> None:
         {"base_url": "https://x"},
     ):
         assert list(plan("plain", **settings).warnings()) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "few"),
+    [({}, True), ({"j": {"responses_api_models": {"openai_model": {"entrypoint": "app.py"}}}}, False)],
+)
+def test_rollouts_with_a_judge_may_hold_more_files(more: dict[str, Any], few: bool) -> None:
+    """How many was measured with simple agents alone; more at once could run out of files."""
+    agent = {"entrypoint": "app.py", "model_server": model("policy_model")}
+    config = {
+        "policy_base_url": NOWHERE,
+        "a": {"responses_api_agents": {"simple_agent": agent}},
+        "policy_model": {"responses_api_models": {"openai_model": {"entrypoint": "app.py"}}},
+    }
+    assert plan_of({**config, **more}).holds_few_files == few

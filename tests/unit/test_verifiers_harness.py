@@ -13,7 +13,8 @@ from gymgate.core.config import RolloutLimits, StackConfig
 from gymgate.core.errors import ConfigError
 from gymgate.integrations import stacks
 from gymgate.integrations.failures import RolloutFailed
-from gymgate.integrations.verifiers.harness import NeMoGymHarness, NeMoGymHarnessConfig
+from gymgate.integrations.verifiers import harness
+from gymgate.integrations.verifiers.harness import NeMoGymEnv, NeMoGymHarness, NeMoGymHarnessConfig
 from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymData
 from gymgate.rollouts import ModelCall, Rollout, RolloutError
 
@@ -91,6 +92,23 @@ async def test_calls_go_to_the_interception(launch: Made) -> None:
     )
     assert policy.api_key.get_secret_value() == "secret"
     assert started.asked["rollout_id"] == started.trace.id
+
+
+@pytest.mark.parametrize(("client_type", "counted"), [("eval", ["episode"]), ("train", [])])
+async def test_episodes_are_counted_in_evals_alone(
+    client_type: str, counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training's log has no account, and its process no list that grows."""
+    found: list[Any] = []
+
+    async def run_slot(*_: Any) -> str:
+        return "episode"
+
+    monkeypatch.setattr(vf.SingleAgentEnv, "run_slot", run_slot)
+    monkeypatch.setattr(harness, "add_episode", lambda tasks, episode: found.append(episode))
+    env, ctx = NeMoGymEnv.__new__(NeMoGymEnv), SimpleNamespace(client=SimpleNamespace(type=client_type))
+    assert await env.run_slot(None, ctx) == "episode"  # type: ignore[arg-type]
+    assert found == counted
 
 
 async def test_a_training_needs_one_policy_in_a_rollout(launch: Made) -> None:
