@@ -63,7 +63,7 @@ class Served:
 
     def log(self) -> list[str]:
         """Return the lines of the log without frames of tracebacks and what differs between any two servers."""
-        text = self.child.log.read_text().replace(f"({NAME}) ", "").replace(str(self.port), "PORT")
+        text = _without_port(self.child.log.read_text().replace(f"({NAME}) ", ""), self.port)
         text = re.sub(r"(?m)^.*(gymgate: |Uvicorn running|server process|Finished server).*\n", "", text)
         text = re.sub(r"(?m)^Formatted exception: .*", "Formatted exception:", text)
         text = re.sub(r"position \d+", "position N", text)  # in a traceback
@@ -91,11 +91,16 @@ def http(method: str, path: str, body: Any = None, *headers: str) -> bytes:
 
 def comparable(answer: bytes, port: int) -> bytes:
     """Return an answer without its date, the ids and signatures in its cookies, and the server's own port."""
-    text = answer.decode("latin-1").replace(str(port), "PORT")
+    text = _without_port(answer.decode("latin-1"), port)
     text = re.sub(r"(?m)^date: .*$", "date: now", text)
     return _UUID.sub("UUID", _SIGNED.sub(lambda match: f"session={session_in(match[1])}", text)).encode(
         "latin-1"
     )
+
+
+def _without_port(text: str, port: int) -> str:
+    """Not within a longer number: an answer may hold any."""
+    return re.sub(rf"(?<!\d){port}(?!\d)", "PORT", text)
 
 
 def session_in(cookie: str) -> str:
