@@ -23,13 +23,13 @@ from inspect_ai.log import (
     recompute_metrics,
     write_eval_log,
 )
-from inspect_ai.model import ChatMessage, ChatMessageAssistant, GenerateConfig, ModelOutput, ModelUsage
+from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput, ModelUsage
 
-from gymgate.core.config import POLICY, RolloutLimits
+from gymgate.core.config import POLICY
 from gymgate.core.files import writing_to
 from gymgate.integrations.failures import failure_of
 from gymgate.integrations.inspect.scorer import score_of, target_of
-from gymgate.integrations.inspect.solver import ROLLOUT_KEY, TASK, record_of
+from gymgate.integrations.inspect.solver import ROLLOUT_KEY, record_of
 from gymgate.integrations.inspect.task import conversation_of
 from gymgate.results.tables import checked_table
 from gymgate.rollouts.answers import answer_of
@@ -37,20 +37,11 @@ from gymgate.rollouts.transcript import items_of
 from gymgate.runs.counted.account import Account
 from gymgate.runs.counted.aggregate import RunTable
 from gymgate.runs.counted.costs import UsageCounts
-from gymgate.runs.described.settings import shown_settings
 from gymgate.runs.stored.record import CollectedRollout
 from gymgate.runs.stored.rows import RowReader
 from gymgate.runs.stored.tokens import TOKENS, Tokens, tokens_of
 
 SCORER = "reward"
-_GENERATION = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "max_tokens": "max_tokens",
-    "max_output_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-}
-"""Inspect's names of fields of requests."""
 _STOPS = {
     "stop": "stop",
     "length": "max_tokens",
@@ -79,7 +70,6 @@ def export_log(table: RunTable, output: Path) -> int:
 async def _log_of(table: RunTable) -> EvalLog:
     policy, settings = table.policy or {}, table.runs[0].settings
     model = _model_of(policy)
-    arguments = _task_arguments(settings)
     rollouts = sorted(
         (attempt.rollout() for attempt in table.rollouts(failed=True)),
         key=lambda rollout: (
@@ -101,20 +91,15 @@ async def _log_of(table: RunTable) -> EvalLog:
             created=_time(max(finished, default=0.0)),
             eval_id=uuid4().hex,
             run_id=uuid4().hex,
-            # As the task calls itself: a retry finds the samples by it.
-            task="+".join(Path(name).stem for name in _names(settings)) or environments,
-            task_registry_name=TASK,
+            task=environments,
             task_id=uuid4().hex,
             task_display_name=environments,
-            task_args=arguments,
-            task_args_passed=arguments,
             dataset=EvalDataset(name=environments, samples=len(epochs), sample_ids=list(epochs)),
             model=model,
-            model_args={"responses_api": True} if policy.get("dialect") == "responses" else {},
-            model_generate_config=_generation(policy.get("sampling") or {}),
-            config=EvalConfig(epochs=max(epochs.values(), default=1), sample_id=list(epochs)),
+            config=EvalConfig(epochs=max(epochs.values(), default=1)),
             packages={name: metadata.version(name) for name in ("gymgate", "inspect-ai")},
             metadata={
+                "nemo_gym": settings.get("nemo_gym"),
                 "runs": [str(run.path) for run in table.runs],
                 "account": str(Account.of(table.tasks.ordered(), table.tasks)),
             },
@@ -132,51 +117,8 @@ async def _log_of(table: RunTable) -> EvalLog:
 
 
 def _model_of(policy: Mapping[str, Any]) -> str:
-    """Return the name by which Inspect makes the model again, to score or retry. A policy that was no endpoint is never asked.
-
-    A run does not say whose endpoint it was. The provider `openai/` would take an unknown name for OpenAI's newest model.
-    """
-    if policy.get("type") == "http" and policy.get("model"):
-        return f"openai-api/local/{policy['model']}"
+    """Return the policy's model under the provider of Inspect's that is never asked: a run does not say whose endpoint it was."""
     return f"none/{policy.get('model') or policy.get('type') or 'unknown'}"
-
-
-def _task_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the task `gymgate/nemo_gym` for a run's environments, rows and limits, for `inspect eval-retry`."""
-    environments, sources = settings.get("environments") or [], settings.get("sources") or []
-    names, limits = _names(settings), settings.get("limits") or {}
-    arguments = {"env": names[0] if len(names) == 1 else names, "gym": settings.get("nemo_gym")}
-    arguments |= {
-        name: limits[name]
-        for name, field in RolloutLimits.model_fields.items()
-        if limits.get(name, field.default) != field.default
-    }
-    if len(sources) == 1:
-        arguments["data"] = sources[0]
-    if len(names) == 1:
-        settings_shown = shown_settings({"environments": environments})
-        overrides = environments[0].get("overrides") or ()
-        overrides = (
-            {} if isinstance(overrides, str) else dict(overrides)
-        )  # of another machine: a hash of them
-        arguments |= {name: environments[0].get(name) for name in ("config", "agent")}
-        arguments["overrides"] = {
-            name: value
-            for name, value in overrides.items()
-            if settings_shown.get(f"environments.0.overrides.{name}") == value
-        }
-    return {name: value for name, value in arguments.items() if value}
-
-
-def _names(settings: Mapping[str, Any]) -> list[str]:
-    return [environment["name"] for environment in settings.get("environments") or []]
-
-
-def _generation(sampling: Mapping[str, Any]) -> GenerateConfig:
-    """Return the sampling of a run's endpoint as Inspect calls it; what it has no name for as further fields of the request."""
-    given = {_GENERATION.get(name, name): value for name, value in sampling.items()}
-    own = {name: given.pop(name) for name in _GENERATION.values() if name in given}
-    return GenerateConfig(**own, extra_body=given or None)
 
 
 async def _sample(rollout: CollectedRollout, epoch: int, model: str, rows: RowReader) -> EvalSample:
