@@ -1,11 +1,11 @@
-// The tables of all environments: a click on a head sorts, and a field filters the lines. In findings, paths may end a line.
+// The tables of all environments: a click on a head sorts, and a field filters the lines.
 document.addEventListener("DOMContentLoaded", () => {
-  if (/findings/.test(location.pathname)) {
+  if (/findings/.test(location.pathname)) { // paths end a line between words, long answers anywhere
     for (const place of document.querySelectorAll(".md-typeset td:nth-child(n+3)")) {
-      place.innerHTML = place.innerHTML.replace(/[/_](?![^<]*>)/g, "$&<wbr>"); // a path ends a line between words
+      place.innerHTML = place.innerHTML.replace(/[/_](?![^<]*>)/g, "$&<wbr>");
     }
     for (const seen of document.querySelectorAll(".md-typeset td:nth-child(2)")) {
-      Object.assign(seen.style, { overflowWrap: "anywhere", minWidth: "10rem" }); // a long answer, anywhere
+      Object.assign(seen.style, { overflowWrap: "anywhere", minWidth: "10rem" });
     }
   }
   if (!/environments-status/.test(location.pathname)) return;

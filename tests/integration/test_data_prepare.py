@@ -270,8 +270,9 @@ def test_what_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     manifest = prepared("calendar", tmp_path / "out", splits=("train",))
     assert [*manifest.files] == ["train.jsonl"]
-    with pytest.raises(ConfigError, match="calendar"):  # the directory is another environment's
+    with pytest.raises(ConfigError, match=r"of .*calendar, not of .*mcqa"):
         prepared("mcqa", tmp_path / "out", splits=("train",))
+    prepared("resources_servers/calendar", tmp_path / "out", splits=("train",))  # the same by another name
 
 
 def test_a_benchmark_that_shares_its_servers_name(hub: Hub, tmp_path: Path) -> None:

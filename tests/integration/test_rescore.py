@@ -166,11 +166,19 @@ def test_a_rescoring_is_resumed_and_split(tmp_path: Path) -> None:
 def test_a_run_with_seeds_is_scored_again(tmp_path: Path) -> None:
     """It was refused: recorded answers cannot use seeds. But none is sent again."""
     base, again = tmp_path / "a", tmp_path / "b"
-    with scripted_chat(lambda _: "cold") as url:
-        command("run", SIMPLE, "-n", 1, "--seeds", 2, "-b", url, "-o", base)
+    answers = iter(["cold", "warm"])
+    with scripted_chat(lambda _: next(answers)) as url:
+        command("run", SIMPLE, "-n", 1, "--seeds", 2, "-c", 1, "-b", url, "-o", base)
     command("rescore", base, "-o", again)
-    lines = (json.loads(line) for line in (again / "rollouts.jsonl").read_text().splitlines())
-    assert {line["seed"] for line in lines} == {0, 1}
+    said = [
+        {
+            line["seed"]: line["result"]["response"]["output"][-1]["content"][0]["text"]
+            for line in map(json.loads, (run / "rollouts.jsonl").read_text().splitlines())
+        }
+        for run in (base, again)
+    ]
+    assert said[0] == said[1]
+    assert {*said[0].values()} == {"cold", "warm"}
     [environment] = compared(base, again)["environments"]
     assert (environment["pairs"], environment["difference"]) == (2, 0.0)
 

@@ -503,7 +503,7 @@ def test_examples_are_called_that_wherever_they_are_compared_or_counted(tmp_path
     assert said in CliRunner().invoke(command, [*runs, "-o", str(page)]).stdout
     assert said in page.read_text()
     [compared_run] = orjson.loads(CliRunner().invoke(command, [*runs, "--json"]).stdout)["compared"]
-    assert compared_run["said"] == [said, "e: equal rewards in all 6 pairs"]
+    assert (compared_run["notes"], compared_run["verdict"]) == ([said], "e: equal rewards in all 6 pairs")
     assert said in orjson.loads(CliRunner().invoke(aggregate, [runs[0], "--json"]).stdout)["notes"]
     own = str(make_run(tmp_path / "own", [[0.0, 1.0]] * 3, sources=["/rows.jsonl"]))
     (tmp_path / "whole").mkdir()

@@ -121,7 +121,7 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
     containers = [container for container in containers_left if container.is_certain]
     if not dry_run:
         remove_leftovers(containers)
-    before = measure(cache_dir())
+    before = 0 if dry_run or as_json else measure(cache_dir())
     removals = list(clean(None if everything else unused_for, dry_run=dry_run, progress=log))
     if as_json:
         print_json(
@@ -138,9 +138,11 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
         echo(f"kept {unjudged}")
     for entry, size, reason in removals:
         echo(f"{'kept' if reason else done} {entry.kind} {_name(entry)}: {reason or size_text(size)}")
-    # Runtimes share files.
-    due = measure(*(entry.path for entry, _, reason in removals if not reason))
-    echo(f"{done} {f'at most {size_text(due)}' if dry_run else size_text(before - measure(cache_dir()))}")
+    if dry_run:  # runtimes share files
+        due = measure(*(entry.path for entry, _, reason in removals if not reason))
+        echo(f"{done} at most {size_text(due)}")
+    else:
+        echo(f"{done} {size_text(max(0, before - measure(cache_dir())))}")
 
 
 def _row(entry: CacheEntry) -> tuple[str, ...]:

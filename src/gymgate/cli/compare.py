@@ -69,8 +69,10 @@ class ComparedRun:
     only_first: Sequence[str]
     """Rows that the first run alone has, as in `row`."""
     only_second: Sequence[str]
-    said: Sequence[str]
-    """What the table is followed by: that the rows are examples, and what the pairs tell."""
+    verdict: str
+    """What the pairs tell, in a sentence."""
+    notes: Sequence[str]
+    """What a reader of the numbers has to know."""
 
 
 @dataclass(frozen=True)
@@ -152,19 +154,18 @@ def command(
         for path, read in ((first, base), (other, against)):
             for note in read.notes:
                 log(note if str(path) in note else f"{path}: {note}")
-        said = [verdict(compared.rows[-1], names)]
-        if base.is_example and against.is_example:
-            said.insert(0, example_note(len(base.tasks.tasks)))
+        told = verdict(compared.rows[-1], names)
+        notes = [example_note(len(base.tasks.tasks))] if base.is_example and against.is_example else []
         if as_json:
             flips = [
                 DifferingRow(str(flip.task.key), flip.task.name, flip.difference) for flip in compared.flips
             ]
             alone = [[str(task.key) for task in side] for side in (compared.only_first, compared.only_second)]
-            documents.append(ComparedRun(other, compared.rows, flips, alone[0], alone[1], said))
+            documents.append(ComparedRun(other, compared.rows, flips, alone[0], alone[1], told, notes))
         else:
             echo(f"{other} (B) compared with {first} (A)")
             _print(compared.rows, wide=wide)
-            for sentence in said:
+            for sentence in (*notes, told):
                 echo(sentence)
             _print_flips(compared, openings)
             _print_alone("A", compared.only_first)

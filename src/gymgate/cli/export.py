@@ -27,7 +27,7 @@ EXPORTS = {
 """Those that need no SDK."""
 
 
-FINISHED_ALONE = ("gym", "jsonl", "traces")
+_FINISHED_ALONE = ("gym", "jsonl", "traces")
 """Forms in which a rollout that failed has no place."""
 
 
@@ -102,7 +102,7 @@ def command(
         written = f"{_export(table, form, output)} rollouts"
     for note in (*table.strange, *table.missing):
         log(note)
-    if form in FINISHED_ALONE and (failed := sum(task.failed for task in table.tasks.tasks.values())):
+    if form in _FINISHED_ALONE and (failed := sum(task.failed for task in table.tasks.tasks.values())):
         written += f"; {failed} that failed left out"
     log(f"{output}: {written}")
     log_next(_step_after(form, output, environments))

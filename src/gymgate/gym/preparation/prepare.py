@@ -48,9 +48,7 @@ def prepare_data(config: PrepareConfig, output: Path, *, progress: Progress = la
     chosen = _config_of(environment, config.environment.config)
     requirements = chosen.requirements
     own = chosen.path if environment.kind == "config" else None
-    known_as = name if environment.kind == "config" else environment.known_as
-    if (there := _earlier(output)) is not None and there.environment != known_as:
-        raise ConfigError(f"{output} holds rows of {there.environment}: choose another directory")
+    _refuse_other(output, environment, catalog)
     release = base.site if config.runtime.interpreter is not None else None
     with workspace(base.version, own, release, progress, config.timeout_s) as directory:
         preparation = _Preparation(config, environment, chosen, directory, progress)
@@ -65,7 +63,7 @@ def prepare_data(config: PrepareConfig, output: Path, *, progress: Progress = la
             raise ConfigError(f"{error}; or prepare {' or '.join(others)}") if others else error from None
         preparation.refuse_bad_rows()
         manifest = Manifest(
-            environment=known_as,
+            environment=name if environment.kind == "config" else environment.known_as,
             config=chosen.name,
             nemo_gym=runtime.version,
             gymgate=metadata.version("gymgate"),
@@ -73,6 +71,15 @@ def prepare_data(config: PrepareConfig, output: Path, *, progress: Progress = la
         )
         _publish(directory / STAGE, output, manifest)
     return manifest
+
+
+def _refuse_other(output: Path, environment: Environment, catalog: Catalog) -> None:
+    """Raise `ConfigError` for a directory with another environment's rows. A path that leads nowhere may be this one's."""
+    earlier, there = _earlier(output), None
+    with contextlib.suppress(ConfigError):
+        there = None if earlier is None else catalog.find(earlier.environment).known_as
+    if there not in (None, environment.known_as):
+        raise ConfigError(f"{output} holds rows of {there}, not of {environment.known_as}: choose another -o")
 
 
 def _environment_of(catalog: Catalog, config: PrepareConfig, progress: Progress) -> Environment:
@@ -247,7 +254,10 @@ def _earlier(output: Path) -> Manifest | None:
 def _with_earlier(output: Path, manifest: Manifest) -> Manifest:
     """With the other files of the same environment and release that the manifest already there lists."""
     earlier = _earlier(output)
-    if earlier is None or earlier.nemo_gym != manifest.nemo_gym:
+    if earlier is None or (earlier.environment, earlier.nemo_gym) != (
+        manifest.environment,
+        manifest.nemo_gym,
+    ):
         return manifest
     files = {name: note for name, note in earlier.files.items() if (output / name).is_file()}
     return manifest.model_copy(update={"files": dict(sorted({**files, **manifest.files}.items()))})
