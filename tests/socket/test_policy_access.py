@@ -20,6 +20,8 @@ from cryptography.x509.oid import NameOID
 from gymgate.core import http_client
 from gymgate.core.config import HTTPEndpoint, StackConfig
 from gymgate.core.errors import ConfigError
+from gymgate.core.http_client import HTTPClient
+from gymgate.core.json_server import probe
 from gymgate.runs.collected.policies import ask_models
 from gymgate.stack.description import served_models
 from support.upstream import Seen, upstream
@@ -104,6 +106,10 @@ async def test_a_private_ca_is_trusted_where_a_variable_names_it(
         with pytest.raises(ConfigError, match=f"SSL_CERT_FILE, .*{other}") as refused:
             await ask(url)
         assert "its certificate is not trusted: self-signed certificate" in str(refused.value)
+        async with HTTPClient() as client:
+            with pytest.raises(ConfigError, match="not trusted") as refused:
+                await probe(f"{url}/models".replace("//", "//user:hunter-2@", 1), client)
+        assert "hunter-2" not in str(refused.value)
         monkeypatch.delenv("SSL_CERT_FILE")
         monkeypatch.setenv(variable, str(files[0]))
         http_client._tls.cache_clear()

@@ -284,6 +284,7 @@ def test_another_rows_best_is_the_best_of_the_others() -> None:
     assert trials._best_answer(row("a"), recorded) == "best"
     assert trials._best_answer(row("c"), recorded) == "own"
     assert trials._best_answer(row("a"), recorded[:1]) == ""
+    assert trials._best_answer(row("a"), recorded[3:]) == "", "it earned nothing"
 
 
 def test_each_row_is_tried_once_and_none_that_lacks_what_scoring_needs() -> None:

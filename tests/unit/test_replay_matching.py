@@ -248,6 +248,13 @@ def test_what_was_recorded_must_have_been_said(tmp_path: Path, asked: list[Any])
         index.find({"input": asked})
 
 
+def test_a_system_message_that_was_recorded_must_have_been_said(tmp_path: Path) -> None:
+    index = index_of(tmp_path, record([SYSTEM, START], [said("up"), NEXT, said("down")]))
+    assert index.find({"input": [SYSTEM, START, said("up"), user("board 2!")]}).kind == "loose"
+    with pytest.raises(UnknownConversationError):
+        index.find({"input": [START, said("up"), user("board 2!")]})
+
+
 def test_a_text_that_was_recorded_twice_must_have_been_said_twice(tmp_path: Path) -> None:
     index = index_of(tmp_path, record([START], [said("up"), user("go"), said("up"), user("go"), said("end")]))
     with pytest.raises(UnknownConversationError):

@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from gymgate.cli import cli
 from gymgate.cli.cache import age_text
 from gymgate.cli.output import size_text
-from gymgate.gym.runtime import locks
+from gymgate.core.config import RuntimeConfig
+from gymgate.gym.runtime import ensure, locks
 from gymgate.gym.runtime.cache import CacheEntry, cache_entries, clean, gym_cache, measure
 from gymgate.gym.runtime.venv import MARKER
 
@@ -198,6 +199,15 @@ def test_the_command_lists_and_cleans(cache: Path) -> None:
         assert re.search(rf"kept runtime nemo-gym-new: .* {os.getpid()}\b", done.output)
     done = CliRunner().invoke(cli, ["cache", "clean", "--all", "--json"])
     assert [removal["removed"] for removal in json.loads(done.output)] == [True] * 2
+
+
+def test_an_interpreter_that_was_named_keeps_its_runtime(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = runtime(cache)
+    monkeypatch.setattr(ensure, "inspect_runtime", lambda python, requirements: python)
+    ensure.find_runtime(RuntimeConfig(interpreter=str(place / "bin" / "python")))
+    assert [removal.reason for removal in clean(None, dry_run=True)] == [f"in use by process {os.getpid()}"]
 
 
 def test_files_that_runtimes_share_are_removed_once(cache: Path) -> None:

@@ -139,6 +139,15 @@ def test_the_attributed_agent_is_the_policy(tmp_path: Path) -> None:
     assert chosen.stand_ins == {f"{POLICY}_as_a", f"{POLICY}_as_b"}
 
 
+def test_an_agent_that_is_called_twice_is_one(tmp_path: Path) -> None:
+    server = plan_of(tmp_path, agent("a"), owner("e", "a")).servers["e"]
+    again = next(
+        value for value in server.block.values() if isinstance(value, dict) and value.get("type") == AGENTS
+    )
+    twice = server._replace(block={**server.block, "again": again})
+    assert (twice.called_agents, twice.attributed_agent) == (("a",), "a")
+
+
 def test_the_only_agent_with_the_policys_model_server_is_the_policy(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, agent("a", "user_model"), agent("b"), owner("e", "a", "b"))
     chosen = plan.destination()
