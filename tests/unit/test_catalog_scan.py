@@ -328,3 +328,18 @@ def test_a_users_root_comes_first(site: Path, tmp_path: Path) -> None:
     listed = [(item.name, item.kind) for item in catalog.environments()]
     assert {"math", "mine", "mcqa"} <= {name for name, _ in listed}
     assert len(listed) == len({*listed})
+
+
+def test_a_bare_name_is_a_server_before_it_is_a_benchmark_whoever_has_it(tmp_path: Path) -> None:
+    """Of equal kinds, the user's own comes first."""
+    release, own = tmp_path / "site", tmp_path / "own"
+    for place in (
+        release / "resources_servers" / "both",
+        own / "benchmarks" / "both",
+        release / "benchmarks" / "other",
+        own / "benchmarks" / "other",
+    ):
+        write(place / "configs" / f"{place.name}.yaml", yaml.safe_dump(config(place.name)))
+    catalog = Catalog(release, "9.9.9", [own])
+    assert catalog.find("both").path == release / "resources_servers" / "both"
+    assert catalog.find("other").path == own / "benchmarks" / "other"

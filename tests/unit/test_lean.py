@@ -54,6 +54,23 @@ async def test_both_ends_of_a_connection_in_memory_hear_that_one_was_closed() ->
         assert {await lost.get(), await lost.get()} == {"client", "server"}
 
 
+async def test_who_sends_more_in_memory_than_the_other_end_reads_is_paused() -> None:
+    class End(asyncio.Protocol):
+        paused = False
+
+        def pause_writing(self) -> None:
+            self.paused = True
+
+    ends, protocols = [lean.MemoryTransport(contextvars.copy_context()) for _ in range(2)], (End(), End())
+    for end, other, protocol in zip(ends, reversed(ends), protocols, strict=True):
+        end.start(protocol, other, ("127.0.0.1", 1))
+    ends[1].pause_reading()
+    data = b"x" * (lean.MOST_WAITING + 1)
+    ends[0].write(data)
+    assert ends[0].get_write_buffer_size() == len(data)
+    assert [protocol.paused for protocol in protocols] == [True, False]
+
+
 async def test_a_request_with_traces_goes_over_a_socket() -> None:
     """Its client counts what happens there."""
     calls: Any = lean.OwnCalls.__new__(lean.OwnCalls)

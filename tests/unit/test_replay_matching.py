@@ -249,10 +249,11 @@ def test_what_was_recorded_must_have_been_said(tmp_path: Path, asked: list[Any])
 
 
 def test_a_system_message_that_was_recorded_must_have_been_said(tmp_path: Path) -> None:
-    index = index_of(tmp_path, record([SYSTEM, START], [said("up"), NEXT, said("down")]))
-    assert index.find({"input": [SYSTEM, START, said("up"), user("board 2!")]}).kind == "loose"
+    index = index_of(tmp_path, record([START], [said("up"), NEXT, said("left"), SYSTEM, said("down")]))
+    asked = [START, said("up"), user("board 2!"), said("left")]
+    assert index.find({"input": [*asked, SYSTEM]}).kind == "loose"
     with pytest.raises(UnknownConversationError):
-        index.find({"input": [START, said("up"), user("board 2!")]})
+        index.find({"input": [*asked, SYSTEM | {"content": "be quick"}]})
 
 
 def test_a_text_that_was_recorded_twice_must_have_been_said_twice(tmp_path: Path) -> None:
