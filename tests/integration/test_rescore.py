@@ -254,6 +254,16 @@ def test_a_run_does_not_decide_which_code_runs(tmp_path: Path) -> None:
     assert started.exists()
 
 
+def test_a_run_does_not_decide_that_code_of_its_answers_runs(tmp_path: Path) -> None:
+    """A packaged environment that runs code would run that of somebody else's recorded answers."""
+    base, new = tmp_path / "a", tmp_path / "b"
+    command("run", "math_with_code", "-n", 1, "-o", base)
+    refused = command("rescore", base, "-o", new, code=1)
+    assert "--env math_with_code" in refused.stderr
+    assert not new.exists()
+    command("rescore", base, "-o", new, "--env", "math_with_code")
+
+
 def test_a_run_does_not_decide_which_interpreter_starts(tmp_path: Path) -> None:
     config, base, new = with_recordings(tmp_path / "e", PARIS), tmp_path / "a", tmp_path / "b"
     command("run", config, "-o", base, "--judge", "a_judge=none")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gymgate.cli import main
-from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, StackConfig
+from gymgate.core.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint, StackConfig
 from gymgate.gym.runtime import open_catalog
 from gymgate.runs.collected.prepare import prepare
 from gymgate.runs.collected.replay_server import ReplayServer
@@ -215,6 +215,16 @@ def test_code_of_a_model_is_warned_of_before_a_start(environment: Any, warned: b
         spec = RunSpec(stack=StackConfig(environments=(environment,)), policy=policy)
         prepare(spec, output=None, shard=(1, 1), rerun_failed=False, log=said.append)
     assert any("with your rights" in line for line in said) == warned
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_code_of_recorded_answers_is_warned_of_unless_the_release_ships_them(given: bool) -> None:
+    said: list[str] = []
+    recorded = open_catalog().find("math_with_code").path / "data" / "example_rollouts.jsonl"
+    policy = ReplayEndpoint(rollouts=(str(recorded),)) if given else None
+    spec = RunSpec(stack=StackConfig(environments=("math_with_code",)), policy=policy)
+    prepare(spec, output=None, shard=(1, 1), rerun_failed=False, log=said.append)
+    assert any("recorded answers hold, with your rights" in line for line in said) == given
 
 
 @pytest.mark.heavy

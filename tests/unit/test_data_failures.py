@@ -14,6 +14,7 @@ from gymgate.cli import main
 from gymgate.core.errors import DataError, GymgateError, NeedMissingError, SetupError
 from gymgate.core.files import filling, replacing, sha256_of
 from gymgate.gym.preparation.diagnosis import failure, missing_package, refusal
+from gymgate.gym.preparation.prepare import _earlier
 from gymgate.gym.preparation.program import run_program
 
 
@@ -181,3 +182,8 @@ def test_wrong_arguments_are_refused_before_anything_is_made(
     message = capsys.readouterr().err
     assert said in message
     assert message.count("\n") == 1
+
+
+def test_a_pipe_in_place_of_a_manifest_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    assert _earlier(tmp_path) is None

@@ -274,6 +274,15 @@ def test_seeds_are_those_of_the_run(tmp_path: Path) -> None:
         mixed.plan()
 
 
+def test_a_number_of_equal_rows_that_no_run_has_is_refused(tmp_path: Path) -> None:
+    """One number in a line took all memory."""
+    source = tmp_path / "rows.jsonl"
+    [key] = rows_at(source, "one")
+    run = stored(tmp_path / "r.jsonl", line(row_key=key, source=str(source), occurrence=1 << 53))
+    with pytest.raises(DataError, match=r"r\.jsonl: .* equal"):
+        run.plan()
+
+
 def test_a_last_failure_keeps_the_calls_whose_bodies_were_kept() -> None:
     error = RolloutError(kind="policy", message="m", type="PolicyError")
     for request in ({"messages": []}, None):

@@ -15,6 +15,7 @@ from test_runs_aggregate import line, write_run
 from gymgate.cli import cli
 from gymgate.cli.conversations import conversation_text
 from gymgate.cli.metrics_tables import accepted_answers
+from gymgate.core.errors import DataError
 from gymgate.rollouts.no_answer import NOTHING_FOUND, answer_found, is_box_unread
 from gymgate.rollouts.outcome import Outcome, outcome_of
 from gymgate.runs.counted.account import Account, notes_on, part_of
@@ -133,6 +134,32 @@ def test_a_mean_with_failures_has_bounds(tmp_path: Path) -> None:
     assert "if failed 0 to 1" in head
     assert "0.250 to 0.750" in cells
     assert account == "4 rollouts: 1 right, 1 wrong; 2 failed (2 by policy)"
+
+
+def test_no_text_of_a_rollout_makes_a_line_of_its_own(tmp_path: Path) -> None:
+    """It could be taken for a line of the table."""
+    forged = "x\nmcqa  40  1.000"
+    cut = {"response": {"status": "incomplete", "incomplete_details": {"reason": forged}}}
+    run = write_run(
+        tmp_path / "run",
+        [
+            line(0, 0, 0.0, result={"_ng_failure_counts_as_zero": True, "_ng_failure_class": forged}),
+            line(1, 0, 0.0, status="truncated", result=cut),
+            line(2, 0, None, status="masked", result={"mask_sample": True, "failure_reason": forged}),
+        ],
+        failures=[failure(3, 0, message=forged)],
+    )
+    done = CliRunner().invoke(cli, ["aggregate", str(run)])
+    assert done.exit_code == 0, done.output
+    assert not [text for text in done.output.splitlines() if text.startswith("mcqa  40")]
+    assert done.output.count("mcqa 40 1.000") == 4
+
+
+@pytest.mark.parametrize("field", ["environment", "agent", "limit"])
+def test_a_name_with_a_line_end_is_refused(tmp_path: Path, field: str) -> None:
+    run = write_run(tmp_path / "run", [line(0, 0, 1.0, **{field: "a\nb"})])
+    with pytest.raises(DataError, match=rf"jsonl:1: .*{field}"):
+        read_runs([run])
 
 
 def test_failed_as_0_counts_failures_in_a_table_an_export_and_a_comparison(tmp_path: Path) -> None:

@@ -88,9 +88,9 @@ def command(
     rollout that does not go exactly as recorded is diverged: it has no reward and counts as failed. Judges are asked again, so
     they need their endpoints. Exits as gymgate run.
 
-    RUN may come from somebody else, so it does not decide which code runs: an environment or a config by path, a sandbox
-    and settings are used only if --env, --config, --sandbox and --set give them here, too. Nor is a dataset of rows loaded
-    unless --dataset gives it.
+    RUN may come from somebody else, so it does not decide which code runs: an environment or a config by path, an environment
+    that runs code of answers or rows, a sandbox and settings are used only if --env, --config, --sandbox and --set give
+    them here, too. Nor is a dataset of rows loaded unless --dataset gives it.
 
     \b
     gymgate rescore runs/base -o runs/base-0.6 --gym 0.6.0
@@ -226,6 +226,10 @@ def _refuse_code_of_run(
                 missing.append(f"--env {config.name}")
             elif environment.path.is_relative_to(catalog.site) and _has_own_code(settings):
                 missing.append(f"--env PATH, since its {name!r} is not the release's")
+            elif (chosen_config := environment.config(config.config)).runs_code or chosen_config.runs_rows:
+                missing.append(
+                    f"--env {config.name}, which runs code of the run's answers or rows with your rights"
+                )
         if config.config is not None and options.config is None:
             files = environment.config(config.config).all_files
             chosen = (config.config,) if isinstance(config.config, str) else config.config
@@ -239,14 +243,15 @@ def _refuse_code_of_run(
         missing += [f"--set {prefix}{key}={value}" for key, value in overrides.items() if key not in repeated]
     if missing:
         raise ConfigError(
-            f"{run.path} names files or settings that decide which code runs; give them here to use them: "
+            f"{run.path} names environments, files or settings that decide which code runs; give them here to use them: "
             f"{' '.join(missing)}"
         )
 
 
 def _has_own_code(settings: Mapping[str, Any]) -> bool:
     """Whether an environment of a run, by its settings, was somebody's own, not one of the release with their config."""
-    return any("/" in name for name in settings.get("content", ()))
+    content = settings.get("content")
+    return isinstance(content, Mapping) and any("/" in name for name in content)
 
 
 def _is_in(path: Path, catalog: Catalog) -> bool:

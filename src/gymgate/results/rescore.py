@@ -151,6 +151,10 @@ class StoredRun:
         raise DataError(f"{self.path}: {reason}", path=str(self.path))
 
 
+MOST_EQUAL = 100_000
+"""Equal rows of a run that are played again; each takes memory, stored or not."""
+
+
 class _Rows(Sequence[Row]):
     """The rows of stored rollouts, in their order, read again from where they came from."""
 
@@ -158,6 +162,11 @@ class _Rows(Sequence[Row]):
         self.source = str(stored.path)
         rows = dict(stored.rows)
         for (key, occurrence), row in sorted(stored.rows.items()):
+            if occurrence > MOST_EQUAL:
+                raise DataError(
+                    f"{stored.path}: a row {key} after {occurrence:,} equal ones; at most {MOST_EQUAL:,} are played again",
+                    path=str(stored.path),
+                )
             # A plan numbers equal rows from the first: the next stored one stands for one that is not.
             for earlier in range(occurrence):
                 rows.setdefault((key, earlier), row)

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from gymgate.core.errors import ConfigError, DataError, SetupError
-from gymgate.core.files import replacing, sha256_of
+from gymgate.core.files import open_regular, read_whole, replacing, sha256_of
 from gymgate.gym.catalog import Catalog, EnvConfig, Environment
 from gymgate.gym.catalog.entries import PACKAGED_KINDS
 from gymgate.gym.preparation import diagnosis
@@ -246,7 +246,8 @@ def _publish(stage: Path, output: Path, manifest: Manifest) -> None:
 def _earlier(output: Path) -> Manifest | None:
     """The manifest that is there already, if one can be read."""
     try:
-        return Manifest.model_validate_json((output / MANIFEST).read_bytes())
+        with open_regular(output / MANIFEST) as file:
+            return Manifest.model_validate_json(read_whole(file))
     except (OSError, ValueError):
         return None
 

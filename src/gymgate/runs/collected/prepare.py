@@ -42,8 +42,9 @@ def prepare(spec: RunSpec, *, output: Path | None, shard: Shard, rerun_failed: b
     sources = open_sources(spec.data, environments, spec.rows)
     for environment, config in zip(stack.environments, packaged, strict=True):
         found = config.config(environment.config)
-        is_written = isinstance(policy, HTTPEndpoint) and found.runs_code
-        if what := ["the model writes"] * is_written + ["rows hold"] * found.runs_rows:
+        writer = "the model writes" if isinstance(policy, HTTPEndpoint) else "recorded answers hold"
+        is_given = policy is not None and found.runs_code  # else it replays what the release ships
+        if what := [writer] * is_given + ["rows hold"] * found.runs_rows:
             written = " and ".join(what)
             log(f"warning: {environment.name} may run code that {written}, with your rights")
     if not isinstance(policy, HTTPEndpoint):

@@ -16,7 +16,7 @@ from gymgate.rollouts.record import RolloutStatus
 from gymgate.rollouts.row import TaskKey
 from gymgate.runs.described.plan import Identity
 from gymgate.runs.stored.record import CollectedRollout, line_error
-from gymgate.runs.stored.tokens import Seconds, Stored, StoredCall, Text, Whole
+from gymgate.runs.stored.tokens import Name, Seconds, Stored, StoredCall, Text, Whole
 
 RowKey = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{16}$")]
 Figure = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]
@@ -31,8 +31,8 @@ def task_name(environment: str, line: int, occurrence: int) -> str:
 class StoredError(Stored):
     """Why an attempt failed. NeMo Gym has classes of failures that gymgate does not."""
 
-    kind: Text = "unknown"
-    type: Text = "unknown"
+    kind: Name = "unknown"
+    type: Name = "unknown"
     message: Text = ""
     retryable: bool = False
     judge: bool = False
@@ -55,11 +55,11 @@ class Attempt(Stored):
     source: Text = ""
     line: Whole = 0
     """Line of the row in `source`."""
-    environment: Text = ""
-    agent: Text = ""
+    environment: Name = ""
+    agent: Name = ""
     attempt: Whole = 0
     status: RolloutStatus | None = None
-    limit: Text | None = None
+    limit: Name | None = None
     """What cut a truncated rollout short."""
     reward: Any = None
     """As it is stored; a `Score` has what counts."""

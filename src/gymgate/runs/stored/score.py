@@ -86,7 +86,7 @@ def score_of(rollout: CollectedRollout | Attempt, answer_key: str | None = None)
     answer_key = next((key for key in keys if key in result), None)
     fields = {"status": rollout.status, "limit": rollout.limit, "reward": reward, "error": None}
     outcome = outcome_of(fields if error is None else {**fields, "error": error.__dict__})
-    cause = None if error is None else f"{error.type}: {error.message}"
+    cause = None if error is None else _line(f"{error.type}: {error.message}")
     if error is None and outcome.reason == "masked":
         cause = _why_masked(result)
     unread = UNREAD if outcome.reward == 0 and is_box_unread(result) else None
@@ -141,7 +141,7 @@ def short_answer(value: Any) -> str | None:
 
 def _why_masked(result: Mapping[str, Any]) -> str:
     kind, why = result.get("failure_kind") or "no reason given", result.get("failure_reason") or ""
-    return f"masked: {kind} {_ROUTE.sub('', str(why))}"
+    return _line(f"masked: {kind} {_ROUTE.sub('', str(why))}")
 
 
 def _incomplete_reason(result: Mapping[str, Any]) -> str | None:
@@ -149,11 +149,16 @@ def _incomplete_reason(result: Mapping[str, Any]) -> str | None:
     response = result.get("response")
     details = response.get("incomplete_details") if isinstance(response, Mapping) else None
     reason = details.get("reason") if isinstance(details, Mapping) else None
-    return reason if isinstance(reason, str) else None
+    return _line(reason) if isinstance(reason, str) else None
 
 
 def _own_failure(result: Mapping[str, Any]) -> str | None:
-    return str(result.get("_ng_failure_class") or "no kind given") if counts_as_zero(result) else None
+    return _line(str(result.get("_ng_failure_class") or "no kind given")) if counts_as_zero(result) else None
+
+
+def _line(text: str) -> str:
+    """What is printed below a table, on one line: an answer's own lines could be taken for the table's."""
+    return " ".join(text.split())
 
 
 def _retries(call: StoredCall | ModelCall) -> int:

@@ -15,6 +15,8 @@ Whole = Annotated[int, Field(strict=True, ge=0, le=1 << 53)]
 Seconds = Annotated[float, Field(strict=True, ge=-1e10, le=1e10)]
 """So many that sums of a few are still moments that a calendar has."""
 Text = Annotated[str, Field(strict=True)]
+Name = Annotated[str, Field(strict=True, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
+"""On one line: it is printed, and a table's lines are not to be forged."""
 Tokens = dict[str, int | None]
 """`calls` and each of `TOKENS`, for one rollout and model server."""
 
@@ -37,7 +39,7 @@ class StoredUsage(Stored):
 class StoredCall(Stored):
     """What is counted of a model call."""
 
-    model_server: Text = POLICY
+    model_server: Name = POLICY
     status_code: Whole | None = None
     usage: StoredUsage = StoredUsage()
     started_s: Seconds = 0.0
