@@ -73,6 +73,17 @@ async def test_they_are_joined_if_the_endpoint_asks_for_it(name: str) -> None:
     assert "--system-messages join" in kept.failure.message
 
 
+async def test_who_joins_them_already_is_not_told_to() -> None:
+    async def refuse(seen: Seen) -> web.Response:
+        return web.json_response({"error": {"message": REFUSAL, "code": 400}}, status=400)
+
+    async with upstream(refuse) as api, Gateway() as gateway, httpx.AsyncClient(timeout=30) as client:
+        route = gateway.open(api.endpoint(system_messages="join"))
+        await client.post(f"{route.base_url}/chat/completions", json={"messages": [USER]})
+    assert isinstance(route.failure, PolicyError)
+    assert "--system-messages" not in route.failure.message
+
+
 async def test_parts_stay_parts() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     messages = [{"role": "system", "content": "rules"}, USER, {"role": "system", "content": [image]}]

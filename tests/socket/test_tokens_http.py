@@ -197,6 +197,12 @@ async def test_a_server_that_misbehaves_is_named(
     assert server.url in str(caught.value)
 
 
+async def test_a_key_goes_before_the_login_of_an_address(server: Server) -> None:
+    server.give({"output_ids": [5], "meta_info": {"finish_reason": {"type": "stop"}}})
+    await ask(SGLangEngine(server.url.replace("//", "//user:hunter-2@"), api_key="secret"))
+    assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
 async def test_a_refusal_that_repeats_the_password_of_the_address_does_not_show_it(server: Server) -> None:
     server.give("user:hunter-2 is not welcome", 403)
     with pytest.raises(PolicyError, match="is not welcome") as caught:

@@ -204,6 +204,15 @@ def test_the_default_config_decides_between_datasets_of_one_name(site: Path, cat
     assert environment.data_file().name == "example"
 
 
+def test_the_default_configs_examples_come_before_a_file_of_that_name(site: Path, catalog: Catalog) -> None:
+    declared = config("own")
+    path = "resources_servers/own/data/minif2f.jsonl"
+    declared["own_agent"]["responses_api_agents"]["simple_agent"]["datasets"][0]["jsonl_fpath"] = path
+    add(site, "own", own=declared)
+    write_rows(site / path, ROW)
+    assert catalog.find("own").data_file().path.name == "minif2f.jsonl"
+
+
 def test_data_goes_by_the_name_of_its_file_or_dataset(site: Path, catalog: Catalog) -> None:
     """Examples by the type of their dataset. What has scores and no prompt is no row."""
     declared = config("few")

@@ -155,6 +155,8 @@ async def test_a_policy_that_cannot_be_used_leaves_no_function(leases: FakeLease
     row = {"responses_create_params": {"input": "hi"}}
     with pytest.raises(ConfigError, match="rollout_id"):
         await stack.run(row, policy=lambda request: request, rollout_id="x" * 1000)
+    with pytest.raises(ConfigError, match="is a string"):
+        await stack.run(row, policy=lambda request: request, judge_policy="http://h/v1")  # type: ignore[arg-type]
     assert stack._callables == {}
 
 

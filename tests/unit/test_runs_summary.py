@@ -56,6 +56,9 @@ def test_a_notebook_shows_a_table_and_the_notes(tmp_path: Path) -> None:
     for text in ("mcqa", "mean_reward", "0.5", "pass@1", "1 of 4"):
         assert text in shown.text
     assert "truncated" not in shown.text, "there are none"
+    two = stored(tmp_path / "one"), stored(tmp_path / "two", "calendar")
+    shown = Parsed(gymgate.summarize(*two)._repr_html_())
+    assert "6 rollouts: " in shown.text, "the account of all"
 
 
 def test_what_is_hostile_is_text_of_bounded_size(tmp_path: Path) -> None:
