@@ -276,6 +276,10 @@ def test_a_run_does_not_decide_which_interpreter_starts(tmp_path: Path) -> None:
     refused = command("rescore", base, "-o", new, "--env", config, "--judge", "a_judge=none", code=1)
     assert f"@{python}" in refused.stderr
     assert not started.exists()
+    described["settings"] |= {"interpreter": None, "nemo_gym": "0.5.1"}
+    (base / "run.json").write_text(json.dumps(described))
+    refused = command("rescore", base, "-o", new, "--env", config, "--judge", "a_judge=none", code=1)
+    assert "--gym 0.5.1" in refused.stderr
 
 
 @pytest.mark.parametrize(

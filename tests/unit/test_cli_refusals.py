@@ -22,6 +22,7 @@ from gymgate.stack.ray import nodes as ray_nodes
         ("data prepare mcqa -o /dev/null/x", "/dev/null/x"),
         ("run mcqa -m m", "-m "),
         ("run mcqa --data nope.jsonl", "'nope.jsonl'"),
+        ("run mcqa --data ~no_such_user/x.jsonl", "begins with ~"),
         ("slurm -o {tmp}/s --shards 2 --dry-run -- mqca -b http://h/v1", "near names: mcqa"),
         ("run {tmp}/raw.jsonl", "{tmp}/raw.jsonl:1: "),
         ("run mcqa --wait-for-policy 3", "--wait-for-policy"),

@@ -122,6 +122,11 @@ def main(argv: list[str] | None = None) -> Any:
             raise
         click.echo(f"gymgate: {printable(line)}", err=True)
         sys.exit(2)
+    except RuntimeError as error:
+        if "home directory" not in str(error):  # `Path.expanduser`
+            raise
+        click.echo("gymgate: a path begins with ~ and a user that this machine does not have", err=True)
+        sys.exit(1)
     if isinstance(result, int) and result:
         sys.exit(result)
     return result

@@ -22,7 +22,7 @@ from gymgate.cli.options import (
 from gymgate.cli.output import Log
 from gymgate.cli.rollout_commands import CONDUCT_OPTIONS, conduct, finish, showing_run
 from gymgate.cli.run_spec import catalog_of, overridden
-from gymgate.core.config import EnvironmentConfig, ReplayEndpoint
+from gymgate.core.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, ReplayEndpoint
 from gymgate.core.errors import ConfigError, DivergedError
 from gymgate.gym.catalog import Catalog, Environment
 from gymgate.gym.open_needs import require_needs
@@ -173,6 +173,11 @@ def _spec(
             raise ConfigError(
                 f"{run.path} ran in its own interpreter; give it here to use it: "
                 f"--gym {settings['nemo_gym']}@{interpreter}"
+            )
+        if settings["nemo_gym"] not in SUPPORTED_NEMO_GYM and not is_on_line(context, "gym"):
+            raise ConfigError(
+                f"{run.path} ran on nemo-gym {settings['nemo_gym']}, which gymgate was not tested with; give a release here: "
+                f"--gym {settings['nemo_gym']}, or --gym {SUPPORTED_NEMO_GYM[0]}"
             )
         stack["models"] = {
             name: judge for name, judge in settings.get("judges", {}).items() if isinstance(judge, str)

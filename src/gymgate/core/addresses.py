@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 _LOGIN = re.compile(r"(?<=//)[^/?#\s]+@")
 
@@ -44,5 +44,8 @@ def basic_authorization(login: str) -> str:
 
 
 def secrets_of_login(login: str) -> list[str]:
-    """Return what to mask in a text of a server that was told `user:password`: the password, and both as they were sent."""
-    return [login.partition(":")[2], basic_authorization(login).partition(" ")[2]]
+    """Return what to mask in a text of a server that was told `user:password`: each, also as it is written in an address, and
+    both as they were sent. A token may stand in the user's place."""
+    user, _, password = login.partition(":")
+    written = [quote(text, safe="") for text in (password, user)]
+    return [password, user, *written, basic_authorization(login).partition(" ")[2]]
