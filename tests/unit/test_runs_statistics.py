@@ -83,6 +83,14 @@ def test_one_task_with_nearly_every_rollout_right_has_an_interval() -> None:
         assert (low, high) == (pytest.approx(1 - mirrored), pytest.approx(1))
 
 
+@pytest.mark.parametrize("tiny", [5e-324, 1.2e-16, 1e-12])
+def test_rewards_as_good_as_none_or_all_have_the_interval_of_these(tiny: float) -> None:
+    """They ended a comparison with a division by zero."""
+    none, everything = (st.confidence_interval(mean, None, 2, (0.0, 1.0)) for mean in (0.0, 1.0))
+    assert st.confidence_interval(tiny, None, 2, (0.0, 1.0)) == pytest.approx(none)
+    assert st.confidence_interval(1 - tiny, None, 2, (0.0, 1.0)) == pytest.approx(everything)
+
+
 def test_intervals_that_tasks_say_nothing_of() -> None:
     assert st.confidence_interval(None, None, 0, (0.0, 1.0)) == (None, None)
     assert st.confidence_interval(0.5, None, 3, UNBOUNDED) == (None, None)

@@ -125,7 +125,9 @@ def main(argv: list[str] | None = None) -> Any:
     except RuntimeError as error:
         if "home directory" not in str(error):  # `Path.expanduser`
             raise
-        click.echo("gymgate: a path begins with ~ and a user that this machine does not have", err=True)
+        click.echo(
+            f"gymgate: a path begins with ~ and a user who is not there: {printable(str(error))}", err=True
+        )
         sys.exit(1)
     if isinstance(result, int) and result:
         sys.exit(result)

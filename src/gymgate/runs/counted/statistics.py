@@ -123,7 +123,7 @@ def confidence_interval(
     if error is not None:
         half = t_quantile(count - 1) * error
         return max(low, mean - half), min(high, mean + half)
-    passed = count * (mean - low) / (high - low)
+    passed = round(count * (mean - low) / (high - low), 12)  # what is as good as none or all has no quantile
     least = beta_quantile(LEVEL / 2, passed, count - passed + 1) if passed else 0.0
     most = beta_quantile(1 - LEVEL / 2, passed + 1, count - passed) if passed < count else 1.0
     return low + least * (high - low), low + most * (high - low)
