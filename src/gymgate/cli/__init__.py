@@ -125,9 +125,8 @@ def main(argv: list[str] | None = None) -> Any:
     except RuntimeError as error:
         if "home directory" not in str(error):  # `Path.expanduser`
             raise
-        click.echo(
-            f"gymgate: a path begins with ~ and a user who is not there: {printable(str(error))}", err=True
-        )
+        where = printable(str(error))
+        click.echo(f"gymgate: {where} A path begins with ~ and no user's name.", err=True)
         sys.exit(1)
     if isinstance(result, int) and result:
         sys.exit(result)
