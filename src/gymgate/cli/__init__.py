@@ -125,8 +125,7 @@ def main(argv: list[str] | None = None) -> Any:
     except RuntimeError as error:
         if "home directory" not in str(error):  # `Path.expanduser`
             raise
-        where = printable(str(error))
-        click.echo(f"gymgate: {where} A path begins with ~ and no user's name.", err=True)
+        click.echo(f"gymgate: {error} A path begins with ~ and a name that no user here has.", err=True)
         sys.exit(1)
     if isinstance(result, int) and result:
         sys.exit(result)

@@ -154,19 +154,19 @@ def command(
         for path, read in ((first, base), (other, against)):
             for note in read.notes:
                 log(note if str(path) in note else f"{path}: {note}")
-        told = verdict(compared.rows[-1], names)
+        decision = verdict(compared.rows[-1], names)
         notes = [example_note(len(base.tasks.tasks))] if base.is_example and against.is_example else []
         if as_json:
             flips = [
                 DifferingRow(str(flip.task.key), flip.task.name, flip.difference) for flip in compared.flips
             ]
             alone = [[str(task.key) for task in side] for side in (compared.only_first, compared.only_second)]
-            documents.append(ComparedRun(other, compared.rows, flips, alone[0], alone[1], told, notes))
+            documents.append(ComparedRun(other, compared.rows, flips, alone[0], alone[1], decision, notes))
         else:
             echo(f"{other} (B) compared with {first} (A)")
             _print(compared.rows, wide=wide)
-            for sentence in (*notes, told):
-                echo(sentence)
+            for line in (*notes, decision):
+                echo(line)
             _print_flips(compared, openings)
             _print_alone("A", compared.only_first)
             _print_alone("B", compared.only_second)
